@@ -1,0 +1,194 @@
+//! A database for each test: a copy of a template that was installed once.
+
+use crate::cluster::short_hash;
+use crate::error::Doing;
+use crate::{Cluster, Error};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, mpsc};
+
+/// More templates than this are leftovers of earlier versions of somebody's schema.
+const TEMPLATES_KEPT: i64 = 12;
+
+/// A database that is dropped with this value, except when a test panics: then it stays, and its URL
+/// is printed.
+#[derive(Debug)]
+pub struct TestDatabase {
+    name: String,
+    url: String,
+    options: PgConnectOptions,
+    maintenance: PgConnectOptions,
+}
+
+impl TestDatabase {
+    /// How to connect to it, over the cluster's unix socket.
+    pub fn options(&self) -> PgConnectOptions {
+        self.options.clone()
+    }
+
+    /// The same as a URL, over TCP.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for TestDatabase {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the test's database is kept until the next run: psql {}", self.url);
+        } else {
+            let _ = JANITOR.send((self.maintenance.clone(), self.name.clone()));
+        }
+    }
+}
+
+/// Drops databases in the background, so that a test does not wait for it. What it has not reached when
+/// the process ends is swept by the next one.
+static JANITOR: LazyLock<mpsc::Sender<(PgConnectOptions, String)>> = LazyLock::new(|| {
+    let (sender, names) = mpsc::channel::<(PgConnectOptions, String)>();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        for (maintenance, name) in names {
+            runtime.block_on(async {
+                if let Ok(mut connection) = PgConnection::connect_with(&maintenance).await {
+                    let _ = drop_database(&mut connection, &name).await;
+                }
+            });
+        }
+    });
+    sender
+});
+
+impl Cluster {
+    /// A new database, copied from the template that `install` has prepared. `template` is any text
+    /// that names the contents, a version or a hash of a schema: a new name is installed once, whatever
+    /// the number of tests and processes that ask for it.
+    pub async fn database<I>(&self, template: &str, install: I) -> Result<TestDatabase, Error>
+    where
+        I: AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    {
+        static DATABASES: AtomicU32 = AtomicU32::new(0);
+        let number = DATABASES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("test_{}_{number}", std::process::id());
+        let source = format!("template_{}", short_hash(template));
+        let maintenance = self.options("postgres");
+        let mut connection =
+            PgConnection::connect_with(&maintenance).await.doing(|| "connect to the private PostgreSQL".to_owned())?;
+
+        if number == 0 {
+            self.sweep(&mut connection).await?;
+        }
+        let copy = format!("create database {name} template {source}");
+        let mut copied = sqlx::query(AssertSqlSafe(copy.clone())).execute(&mut connection).await;
+        if copied.as_ref().is_err_and(is_missing_database) {
+            self.install_template(&mut connection, template, &source, install).await?;
+            copied = sqlx::query(AssertSqlSafe(copy)).execute(&mut connection).await;
+        }
+        copied.doing(|| format!("copy the template database `{template}`"))?;
+        Ok(TestDatabase { url: self.url(&name), options: self.options(&name), maintenance, name })
+    }
+
+    async fn install_template<I>(
+        &self,
+        connection: &mut PgConnection,
+        template: &str,
+        source: &str,
+        install: I,
+    ) -> Result<(), Error>
+    where
+        I: AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    {
+        // One installs, the others wait: an advisory lock, because a file lock would block the runtime.
+        let doing = || format!("install the template database `{template}`");
+        sqlx::query("select pg_advisory_lock(hashtext($1))")
+            .bind(source)
+            .execute(&mut *connection)
+            .await
+            .doing(doing)?;
+        let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
+            .bind(source)
+            .fetch_one(&mut *connection)
+            .await
+            .doing(doing)?;
+        if !exists {
+            forget_old_templates(connection).await.doing(doing)?;
+            let unfinished = format!("{source}_unfinished");
+            drop_database(connection, &unfinished).await.doing(doing)?;
+            execute(connection, format!("create database {unfinished}")).await.doing(doing)?;
+            install(self.options(&unfinished))
+                .await
+                .map_err(|source| Error::Template { template: template.to_owned(), source })?;
+            // Nobody may connect: a template that is in use cannot be copied.
+            execute(connection, format!("alter database {unfinished} allow_connections false")).await.doing(doing)?;
+            terminate_connections(connection, &unfinished).await.doing(doing)?;
+            execute(connection, format!("alter database {unfinished} rename to {source}")).await.doing(doing)?;
+        }
+        sqlx::query("select pg_advisory_unlock(hashtext($1))")
+            .bind(source)
+            .execute(&mut *connection)
+            .await
+            .doing(doing)?;
+        Ok(())
+    }
+
+    /// Drops the databases of test processes that are no more.
+    async fn sweep(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        let doing = || "drop the databases of earlier tests".to_owned();
+        let names: Vec<String> =
+            sqlx::query_scalar(r"select datname::text from pg_database where datname ~ '^test_\d+_\d+$'")
+                .fetch_all(&mut *connection)
+                .await
+                .doing(doing)?;
+        let alive = self.folder.live_users();
+        for name in names {
+            let owner = name.split('_').nth(1).and_then(|pid| pid.parse().ok());
+            if !owner.is_some_and(|pid| alive.contains(&pid)) {
+                // Another process may be sweeping the same one.
+                let _ = drop_database(connection, &name).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// SQLSTATE 3D000: what `create database … template` says where the template is not there.
+fn is_missing_database(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "3D000")
+}
+
+async fn execute(connection: &mut PgConnection, statement: String) -> sqlx::Result<()> {
+    sqlx::query(AssertSqlSafe(statement)).execute(connection).await.map(|_| ())
+}
+
+async fn terminate_connections(connection: &mut PgConnection, name: &str) -> sqlx::Result<()> {
+    sqlx::query("select pg_terminate_backend(pid) from pg_stat_activity where datname = $1")
+        .bind(name)
+        .execute(connection)
+        .await
+        .map(|_| ())
+}
+
+async fn drop_database(connection: &mut PgConnection, name: &str) -> sqlx::Result<()> {
+    terminate_connections(connection, name).await?;
+    execute(connection, format!("drop database if exists {name}")).await
+}
+
+async fn forget_old_templates(connection: &mut PgConnection) -> sqlx::Result<()> {
+    let old: Vec<String> = sqlx::query_scalar(
+        "select datname::text from pg_database where datname ~ '^template_[0-9a-f]{16}$' order by oid desc offset $1",
+    )
+    .bind(TEMPLATES_KEPT)
+    .fetch_all(&mut *connection)
+    .await?;
+    for name in old {
+        drop_database(connection, &name).await?;
+    }
+    Ok(())
+}

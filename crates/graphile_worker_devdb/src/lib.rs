@@ -1,0 +1,48 @@
+//! A private PostgreSQL in a folder: for development, and for tests that want a real database each.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use graphile_worker_devdb::Cluster;
+//!
+//! let cluster = Cluster::open("./.graphile-worker")?;
+//! println!("psql {}", cluster.url("postgres"));
+//! # Ok(()) }
+//! ```
+//!
+//! In a test, [`Cluster::for_tests`] joins the one cluster that all test processes of this user share,
+//! and [`Cluster::database`] gives each test a copy of a template that was installed once:
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use graphile_worker_devdb::Cluster;
+//! use sqlx::Connection;
+//!
+//! let cluster = Cluster::for_tests()?;
+//! let database = cluster
+//!     .database("my-app v1", async |options| {
+//!         let mut connection = sqlx::PgConnection::connect_with(&options).await?;
+//!         sqlx::raw_sql("create table users (id int primary key)").execute(&mut connection).await?;
+//!         Ok(())
+//!     })
+//!     .await?;
+//! let pool = sqlx::PgPool::connect_with(database.options()).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! It runs the PostgreSQL programs that are installed ([`Programs::find`]) and downloads nothing. It
+//! needs a Unix.
+//!
+//! Why not an existing crate: `postgresql_embedded` and `pg-embed` fetch binaries, and with an
+//! installation of one's own neither starts as root; `pgtemp` starts one server per test database. None
+//! shares a running cluster between processes, makes databases from a template, or stops the server
+//! when its last owner was killed.
+
+mod cluster;
+mod database;
+mod error;
+mod programs;
+
+pub use cluster::{Cluster, ClusterOptions};
+pub use database::TestDatabase;
+pub use error::Error;
+pub use programs::Programs;
