@@ -1,0 +1,2 @@
+-- Our own ledger.
+select id, breaking, checksum from :"schema"._rs_additions order by id;

@@ -1,0 +1,13 @@
+-- Our own ledger: what this implementation adds to the contract, numbered on its own so that Node's
+-- ids stay Node's. Everything that is only ours is named `_rs_…`: a later Node release may create any
+-- `_private_…` it likes and will not stumble over us.
+--
+-- `checksum` is that of the SQL functions as a step left them (queries/functions_checksum.sql): how we
+-- notice that another program has replaced them since.
+create table :"schema"._rs_additions (
+  id int primary key,
+  ts timestamptz not null default now(),
+  breaking boolean not null default false,
+  checksum text
+);
+alter table :"schema"._rs_additions enable row level security;

@@ -1,0 +1,484 @@
+-- The SQL API: add_job, add_jobs, remove_job, complete_jobs, permanently_fail_jobs, reschedule_jobs,
+-- force_unlock_workers, and their helpers, whose names begin with `_rs_` like all that is only ours.
+--
+-- Each public function sets its own search_path, so a caller's cannot redirect it; the helpers run
+-- under the path of the function that called them. Row locks on jobs are taken in the order of their
+-- ids, new names and new keys in alphabetical order: two batches cannot deadlock with one another.
+-- Runs in a transaction (by hand: `psql -1`).
+set local search_path = pg_catalog, :"schema", pg_temp;
+
+-- Says what is wrong with a job as 'CODE message', or null where nothing is. One expression, so that
+-- the planner inlines it (which is also why it is `stable`: text || int is).
+create or replace function :"schema"._rs_job_problem(
+  identifier text, queue_name text, max_attempts int, job_key text, priority int, flags text[]
+) returns text language sql stable as $$
+  select case
+    when identifier is null or identifier = '' then
+      'GWBID Task identifier is empty, expected 1 to 128 characters.'
+    when length(identifier) > 128 then
+      'GWBID Task identifier is too long (max length: 128), this one has ' || length(identifier) || '.'
+    when queue_name = '' then
+      'GWBQN Job queue name is empty, expected 1 to 128 characters, or null for no queue.'
+    when length(queue_name) > 128 then
+      'GWBQN Job queue name is too long (max length: 128), this one has ' || length(queue_name) || '.'
+    when job_key = '' then
+      'GWBJK Job key is empty, expected 1 to 512 characters, or null for no key.'
+    when length(job_key) > 512 then
+      'GWBJK Job key is too long (max length: 512), this one has ' || length(job_key) || '.'
+    when max_attempts < 1 then
+      'GWBMA Job maximum attempts must be at least 1, found ' || max_attempts || '.'
+    when max_attempts > 32767 then
+      'GWBMA Job maximum attempts must be at most 32767, found ' || max_attempts || '.'
+    when priority not between -32768 and 32767 then
+      '22003 Job priority must be between -32768 and 32767, found ' || priority || '.'
+    when array_position(flags, null) is not null then
+      '22004 Job flags must not contain null.'
+  end
+$$;
+
+create or replace function :"schema"._rs_flags_object(flags text[])
+returns jsonb language sql immutable as $$
+  select jsonb_object_agg(flag, true) from unnest(flags) as flag
+$$;
+
+-- The id of a task, made if it is new. Looks before it inserts: an identity value is an int, and
+-- `on conflict` alone would burn one with every job.
+create or replace function :"schema"._rs_task_id(name text)
+returns int language plpgsql as $$
+declare
+  task_id int;
+begin
+  loop
+    select id into task_id from _private_tasks where identifier = name;
+    exit when found;
+    insert into _private_tasks (identifier) values (name) on conflict do nothing returning id into task_id;
+    exit when found;
+  end loop;
+  return task_id;
+end
+$$;
+
+-- The id of a queue, made if it is new; null for no queue.
+create or replace function :"schema"._rs_job_queue_id(name text)
+returns int language plpgsql strict as $$
+declare
+  job_queue_id int;
+begin
+  loop
+    select id into job_queue_id from _private_job_queues where queue_name = name;
+    exit when found;
+    insert into _private_job_queues (queue_name) values (name) on conflict do nothing
+      returning id into job_queue_id;
+    exit when found;
+  end loop;
+  return job_queue_id;
+end
+$$;
+
+-- Two JSON arrays end to end, each element as it was written (a jsonb round trip would reorder keys
+-- and refuse a NUL escape).
+create or replace function :"schema"._rs_json_arrays_joined(first json, second json)
+returns json language sql immutable as $$
+  select case
+    when json_array_length(first) = 0 then second
+    when json_array_length(second) = 0 then first
+    else (
+      left(btrim(first::text, E' \t\r\n'), -1) || ',' || substr(btrim(second::text, E' \t\r\n'), 2)
+    )::json
+  end
+$$;
+
+-- Wakes the workers: `count` jobs have become available.
+create or replace function :"schema"._rs_notify_jobs(count bigint)
+returns void language sql as $$
+  select pg_notify('jobs:insert', '{"r":' || random() || ',"count":' || count || '}')
+$$;
+
+-- Writes a job that has a key: a new row, or new contents for the one that holds the key. Claiming a
+-- job, replacing it and finishing it lock the same row, so whoever comes second sees what the first
+-- one did: the answer is always a job, and that job always carries the new event.
+create or replace function :"schema"._rs_put_keyed_job(
+  id bigint, job_queue_id int, task_id int, payload json, priority int, run_at timestamptz,
+  max_attempts int, job_key text, flags text[], preserve_run_at boolean
+) returns :"schema"._private_jobs language plpgsql as $$
+declare
+  job _private_jobs;
+begin
+  loop
+    insert into _private_jobs as jobs
+      (id, job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+      overriding system value
+    values (
+      coalesce(id, nextval(pg_get_serial_sequence('_private_jobs', 'id'))),
+      job_queue_id,
+      task_id,
+      coalesce(payload, '{}'),
+      coalesce(priority, 0),
+      coalesce(run_at, now()),
+      coalesce(max_attempts, 25),
+      job_key,
+      case when flags is not null then _rs_flags_object(flags) end
+    )
+    on conflict (key) do update set
+      job_queue_id = excluded.job_queue_id,
+      task_id = excluded.task_id,
+      payload = case
+        when json_typeof(jobs.payload) = 'array' and json_typeof(excluded.payload) = 'array'
+          then _rs_json_arrays_joined(jobs.payload, excluded.payload)
+        else excluded.payload
+      end,
+      priority = excluded.priority,
+      run_at = case
+        when preserve_run_at and jobs.attempts = 0 then jobs.run_at
+        else excluded.run_at
+      end,
+      attempts = 0,
+      max_attempts = excluded.max_attempts,
+      last_error = null,
+      updated_at = now(),
+      revision = jobs.revision + 1,
+      flags = excluded.flags
+    where jobs.is_available
+    returning * into job;
+    exit when found;
+
+    -- Running, or failed for good: it keeps what it has, gives the key up and never runs again.
+    update _private_jobs as jobs
+    set key = null, attempts = jobs.max_attempts, updated_at = now()
+    where jobs.key = job_key and not jobs.is_available;
+  end loop;
+  return job;
+end
+$$;
+
+create or replace function :"schema".add_job(
+  identifier text,
+  payload json default null,
+  queue_name text default null,
+  run_at timestamptz default null,
+  max_attempts int default null,
+  job_key text default null,
+  priority int default null,
+  flags text[] default null,
+  job_key_mode text default 'replace'
+) returns :"schema"._private_jobs
+language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  problem text := _rs_job_problem(identifier, queue_name, max_attempts, job_key, priority, flags);
+  job _private_jobs;
+begin
+  if problem is not null then
+    raise exception using errcode = left(problem, 5), message = substr(problem, 7);
+  end if;
+  if job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe') then
+    raise exception using errcode = 'GWBKM', message = format(
+      'Invalid job_key_mode value %L, expected ''replace'', ''preserve_run_at'' or ''unsafe_dedupe''.',
+      job_key_mode
+    );
+  end if;
+
+  if job_key is null then
+    insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
+    values (
+      _rs_job_queue_id(queue_name),
+      _rs_task_id(identifier),
+      coalesce(payload, '{}'),
+      coalesce(priority, 0),
+      coalesce(run_at, now()),
+      coalesce(max_attempts, 25),
+      case when flags is not null then _rs_flags_object(flags) end
+    )
+    returning * into job;
+
+  elsif job_key_mode = 'unsafe_dedupe' then
+    loop
+      update _private_jobs as jobs
+      set revision = jobs.revision + 1, updated_at = now()
+      where jobs.key = job_key
+      returning * into job;
+      if found then
+        return job;
+      end if;
+
+      insert into _private_jobs as jobs
+        (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+      values (
+        _rs_job_queue_id(queue_name),
+        _rs_task_id(identifier),
+        coalesce(payload, '{}'),
+        coalesce(priority, 0),
+        coalesce(run_at, now()),
+        coalesce(max_attempts, 25),
+        job_key,
+        case when flags is not null then _rs_flags_object(flags) end
+      )
+      on conflict (key) do nothing
+      returning * into job;
+      exit when found;
+    end loop;
+
+  else
+    job := _rs_put_keyed_job(
+      null, _rs_job_queue_id(queue_name), _rs_task_id(identifier), payload, priority, run_at,
+      max_attempts, job_key, flags, job_key_mode = 'preserve_run_at'
+    );
+  end if;
+
+  perform _rs_notify_jobs(1);
+  return job;
+end
+$$;
+
+-- Adds many jobs and returns them in the order given, one row for each element of `specs`. Elements
+-- that share a key are added one after the other; each of them returns the job as the last one left it.
+--
+-- Names are looked up by subselects, not joins: a join may change the order of the rows, and sorting
+-- them again would spill a large batch to disk. Sequential scans are off because a subselect runs once
+-- a job, and on a table of a few hundred names the planner prefers to read all of it every time.
+create or replace function :"schema".add_jobs(
+  specs :"schema".job_spec[],
+  job_key_preserve_run_at boolean default false
+) returns setof :"schema"._private_jobs
+language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+set enable_seqscan = off
+as $$
+declare
+  problem record;
+  keys text[];
+  ids bigint[];
+  item record;
+begin
+  if coalesce(cardinality(specs), 0) = 0 then
+    return;
+  end if;
+
+  select position, what into problem
+  from (
+    select
+      spec.ordinality as position,
+      _rs_job_problem(
+        spec.identifier, spec.queue_name, spec.max_attempts, spec.job_key, spec.priority, spec.flags
+      ) as what
+    from unnest(specs) with ordinality as spec
+  ) as checked
+  where what is not null
+  limit 1;
+  if found then
+    raise exception using
+      errcode = left(problem.what, 5),
+      message = format('Job %s of %s: %s', problem.position, cardinality(specs), substr(problem.what, 7));
+  end if;
+
+  perform _rs_task_id(name)
+  from (select distinct identifier as name from unnest(specs) order by name) as names;
+  perform _rs_job_queue_id(name)
+  from (select distinct queue_name as name from unnest(specs) order by name) as names;
+  perform _rs_notify_jobs(cardinality(specs));
+
+  keys := array(select job_key from unnest(specs) where job_key is not null);
+  if cardinality(keys) = 0 then
+    return query
+      insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
+      select
+        (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name),
+        (select id from _private_tasks as tasks where tasks.identifier = spec.identifier),
+        coalesce(payload, '{}'),
+        coalesce(priority, 0),
+        coalesce(run_at, now()),
+        coalesce(max_attempts, 25),
+        case when flags is not null then _rs_flags_object(flags) end
+      from unnest(specs) as spec
+      returning *;
+    return;
+  end if;
+
+  -- Rows that exist are locked by id, new keys are written in alphabetical order; ids follow the order
+  -- of the specs, because that is the order in which jobs of equal priority and run_at are run.
+  perform from _private_jobs where key = any (keys) order by id for update;
+  ids := array(
+    select nextval(pg_get_serial_sequence('_private_jobs', 'id'))
+    from generate_series(1, cardinality(specs))
+  );
+  for item in
+    select
+      spec.*,
+      (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name)
+        as job_queue_id,
+      (select id from _private_tasks as tasks where tasks.identifier = spec.identifier) as task_id
+    from unnest(specs) with ordinality as spec
+    order by job_key, ordinality
+  loop
+    perform _rs_put_keyed_job(
+      ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
+      item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at
+    );
+  end loop;
+
+  return query
+    select job.*
+    from unnest(specs) with ordinality as spec
+    cross join lateral (
+      select * from _private_jobs where key = spec.job_key
+      union all
+      select * from _private_jobs where spec.job_key is null and id = ids[spec.ordinality]
+    ) as job
+    order by spec.ordinality;
+end
+$$;
+
+-- Removes the job that holds the key. One that is running stays, but gives the key up and never runs
+-- again. Null where no job has the key.
+create or replace function :"schema".remove_job(job_key text)
+returns :"schema"._private_jobs
+language plpgsql strict
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  held _private_jobs;
+begin
+  loop
+    select * into held from _private_jobs where key = job_key for update;
+    exit when found;
+    -- The row we waited for is gone; while we waited, the key may have passed to a new one.
+    if not exists (select from _private_jobs where key = job_key) then
+      return null;
+    end if;
+  end loop;
+
+  if _rs_may_administer(held.locked_at) then
+    delete from _private_jobs where id = held.id;
+  else
+    update _private_jobs
+    set key = null, attempts = max_attempts, updated_at = now()
+    where id = held.id
+    returning * into held;
+  end if;
+  return held;
+end
+$$;
+
+-- A job that is not locked, or whose lock is stale (4 hours, in Node's worker and in ours).
+create or replace function :"schema"._rs_may_administer(locked_at timestamptz)
+returns boolean language sql stable as $$
+  select locked_at is null or locked_at < now() - interval '4 hours'
+$$;
+
+create or replace function :"schema".complete_jobs(job_ids bigint[])
+returns setof :"schema"._private_jobs
+language sql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  with chosen as (
+    select id from _private_jobs
+    where id = any (job_ids) and _rs_may_administer(locked_at)
+    order by id
+    for update
+  )
+  delete from _private_jobs as jobs using chosen where jobs.id = chosen.id
+  returning jobs.*
+$$;
+
+create or replace function :"schema".permanently_fail_jobs(job_ids bigint[], error_message text default null)
+returns setof :"schema"._private_jobs
+language sql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  with chosen as (
+    select id from _private_jobs
+    where id = any (job_ids) and _rs_may_administer(locked_at)
+    order by id
+    for update
+  )
+  update _private_jobs as jobs
+  set
+    attempts = jobs.max_attempts,
+    last_error = coalesce(error_message, 'Manually marked as failed'),
+    locked_at = null,
+    locked_by = null,
+    updated_at = now()
+  from chosen
+  where jobs.id = chosen.id
+  returning jobs.*
+$$;
+
+-- Changes what is given and leaves what is null. A stale lock is cleared: the job is meant to run.
+create or replace function :"schema".reschedule_jobs(
+  job_ids bigint[],
+  run_at timestamptz default null,
+  priority int default null,
+  attempts int default null,
+  max_attempts int default null
+) returns setof :"schema"._private_jobs
+language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  problem text := _rs_job_problem('any', null, max_attempts, null, priority, null);
+begin
+  if attempts not between 0 and 32767 then
+    problem := '22003 Job attempts must be between 0 and 32767, found ' || attempts || '.';
+  end if;
+  if problem is not null then
+    raise exception using errcode = left(problem, 5), message = substr(problem, 7);
+  end if;
+
+  return query
+    with chosen as (
+      select jobs.id from _private_jobs as jobs
+      where jobs.id = any (job_ids) and _rs_may_administer(jobs.locked_at)
+      order by jobs.id
+      for update
+    )
+    update _private_jobs as jobs
+    set
+      run_at = coalesce(reschedule_jobs.run_at, jobs.run_at),
+      priority = coalesce(reschedule_jobs.priority, jobs.priority),
+      attempts = coalesce(reschedule_jobs.attempts, jobs.attempts),
+      max_attempts = coalesce(reschedule_jobs.max_attempts, jobs.max_attempts),
+      locked_at = null,
+      locked_by = null,
+      updated_at = now()
+    from chosen
+    where jobs.id = chosen.id
+    returning jobs.*;
+  if found then
+    perform _rs_notify_jobs(cardinality(job_ids));
+  end if;
+end
+$$;
+
+-- Frees whatever the named workers hold. For workers that are known to be dead: a live one would
+-- find its jobs running elsewhere.
+create or replace function :"schema".force_unlock_workers(worker_ids text[])
+returns void
+language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  freed bigint;
+begin
+  with chosen as (
+    select id from _private_jobs where locked_by = any (worker_ids) order by id for update
+  )
+  update _private_jobs as jobs
+  set locked_at = null, locked_by = null, updated_at = now()
+  from chosen
+  where jobs.id = chosen.id;
+  get diagnostics freed = row_count;
+
+  with chosen as (
+    select id from _private_job_queues where locked_by = any (worker_ids) order by id for update
+  )
+  update _private_job_queues as job_queues
+  set locked_at = null, locked_by = null
+  from chosen
+  where job_queues.id = chosen.id;
+
+  if freed > 0 then
+    perform _rs_notify_jobs(freed);
+  end if;
+end
+$$;

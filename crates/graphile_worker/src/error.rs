@@ -1,0 +1,96 @@
+//! What can go wrong, in sentences that say what to do.
+
+/// Why the library could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The server is older than the schema needs.
+    #[error("this is PostgreSQL {found}, and the schema needs PostgreSQL {} or later", crate::migrate::LOWEST_POSTGRES / 10_000)]
+    ServerTooOld {
+        /// The version of the server.
+        found: String,
+    },
+
+    /// The name of the schema cannot be one.
+    #[error("the schema name {name:?} {problem}")]
+    InvalidSchemaName {
+        /// The name that was given.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+
+    /// A newer release has changed the schema in a way that this one must not work with.
+    #[error(
+        "the schema \"{schema}\" holds the breaking migration {} of {author}, and this release knows them up to {known}: use a release that knows it",
+        list(unknown)
+    )]
+    SchemaTooNew {
+        /// The schema.
+        schema: String,
+        /// Whose migrations: Node's graphile-worker, or ours.
+        author: &'static str,
+        /// The ids that are not known here.
+        unknown: Vec<i32>,
+        /// The highest id that is known here.
+        known: i32,
+    },
+
+    /// An old release's schema cannot be moved up while its workers run jobs.
+    #[error(
+        "the schema \"{schema}\" is at level {level}, and {held} locks on its jobs and queues are held by {workers}: stop the workers of the old release and let their jobs finish, then try again (locks of dead workers expire after 4 hours; to clear them now, set locked_at and locked_by to null in its tables jobs and job_queues)"
+    )]
+    JobsRunning {
+        /// The schema.
+        schema: String,
+        /// The level it is at.
+        level: i32,
+        /// How many locks are held.
+        held: i64,
+        /// By whom.
+        workers: String,
+    },
+
+    /// The server, or the way to it, failed.
+    #[error("could not {doing}")]
+    Database {
+        /// What was tried.
+        doing: String,
+        /// Why it failed.
+        source: sqlx::Error,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later with nothing else changed: a connection was lost, two
+    /// transactions got in each other's way, the server is starting or out of resources.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Database { source, .. } => match source {
+                sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut => true,
+                // 08 connection, 40 conflict with another transaction, 53 resources, 57 shutting down or starting.
+                sqlx::Error::Database(error) => error
+                    .code()
+                    .is_some_and(|code| ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class))),
+                _ => false,
+            },
+            Error::JobsRunning { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// Attaches what was being done to a driver's error.
+pub(crate) trait Doing<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T> Doing<T> for sqlx::Result<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::Database { doing: what(), source })
+    }
+}
+
+fn list(ids: &[i32]) -> String {
+    ids.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
+}

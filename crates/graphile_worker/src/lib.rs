@@ -1,0 +1,22 @@
+//! A job queue on the PostgreSQL you already have, sharing its schema with Node's `graphile-worker`.
+//!
+//! So far: the schema and its SQL API. [`migrate`] installs them into an empty database, takes over what
+//! Node's worker installed, and moves up what its older releases left.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = sqlx::PgPool::connect("postgres://localhost/my_app").await?;
+//! let migration = graphile_worker::migrate(&pool, "graphile_worker").await?;
+//! println!("{migration}");
+//! sqlx::query("select graphile_worker.add_job('send_email', '{\"to\": \"user@example.com\"}')")
+//!     .execute(&pool)
+//!     .await?;
+//! # Ok(()) }
+//! ```
+
+mod db;
+mod error;
+mod migrate;
+
+pub use error::Error;
+pub use migrate::{Migration, migrate};

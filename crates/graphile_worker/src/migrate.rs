@@ -1,0 +1,583 @@
+//! Migrating: from whatever is in the database to what this release works with.
+//!
+//! `look` reads what is there, `plan` decides (pure), `apply` does it in one transaction. The ledger
+//! `migrations` belongs to Node's worker and holds exactly its ids; what is ours is recorded in
+//! `_rs_additions`. A database that is up to date is looked at and left alone: nothing is locked.
+
+use crate::Error;
+use crate::db::{Schema, queries, schema};
+use crate::error::Doing;
+use sqlx::postgres::PgRow;
+use sqlx::{Acquire, Connection, PgConnection, Postgres, Row};
+use std::fmt;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// PostgreSQL 12 is the first with stored generated columns, which the contract's tables have.
+pub(crate) const LOWEST_POSTGRES: i32 = 120_000;
+
+/// The level of Node's ledger that the contract describes: Node 0.18's.
+const LEVEL: i32 = 20;
+
+/// Those of Node's migrations that an older worker must not work with.
+const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
+
+/// The step of our own ledger that installs the SQL functions. A release that changes them gives them
+/// the next free number, so that an older release knows to leave them alone.
+const FUNCTIONS_STEP: i32 = 1;
+
+/// The highest step of our own ledger that this release knows.
+const LAST_ADDITION: i32 = 1;
+
+/// How often a migration is tried when another program changes the schema at the same moment.
+const ATTEMPTS: u32 = 10;
+
+/// What [`migrate`] found and did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// The schema.
+    pub schema: String,
+    /// The level it was at, or `None` where nothing was installed.
+    pub from: Option<i32>,
+    /// The level it is at.
+    pub level: i32,
+    /// Whether anything was changed.
+    pub changed: bool,
+    /// Jobs that were moved from an older release's tables.
+    pub moved_jobs: u64,
+}
+
+impl fmt::Display for Migration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Migration { schema, from, level, changed, moved_jobs } = self;
+        match (from, changed) {
+            (_, false) => write!(f, "schema \"{schema}\" is up to date at level {level}"),
+            (None, true) => write!(f, "schema \"{schema}\" installed at level {level}"),
+            (Some(from), true) if from == level => write!(f, "schema \"{schema}\" updated at level {level}"),
+            (Some(from), true) => {
+                write!(f, "schema \"{schema}\" updated from level {from} to level {level}")?;
+                if *moved_jobs > 0 { write!(f, ", {moved_jobs} jobs kept") } else { Ok(()) }
+            }
+        }
+    }
+}
+
+/// Installs the schema, or brings what is there up to date; safe to call at every start and from many
+/// processes at once. Not inside a transaction of your own.
+///
+/// ```no_run
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), graphile_worker::Error> {
+/// graphile_worker::migrate(&pool, "graphile_worker").await?;
+/// # Ok(()) }
+/// ```
+pub async fn migrate<'c>(
+    database: impl Acquire<'c, Database = Postgres>,
+    schema: impl AsRef<str>,
+) -> Result<Migration, Error> {
+    let schema = Schema::new(schema.as_ref())?;
+    let mut connection = database.acquire().await.doing(|| "connect to the database".to_owned())?;
+    let mut attempt = 1;
+    loop {
+        match migrate_once(&mut connection, &schema).await {
+            Err(error) if attempt < ATTEMPTS && somebody_else_was_at_it(&error) => {
+                tokio::time::sleep(Duration::from_millis(20) * attempt).await;
+                attempt += 1;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn migrate_once(connection: &mut PgConnection, schema: &Schema) -> Result<Migration, Error> {
+    let found = look(connection, schema).await?;
+    let planned = plan(schema, &found)?;
+    if planned.is_nothing() {
+        warn_of(&planned, schema);
+        return Ok(report(schema, &found, false, 0));
+    }
+
+    let doing = || format!("migrate the schema \"{}\"", schema.name());
+    // Read committed, whatever the database's default: what we read after waiting for the lock must be
+    // what the one before us has left.
+    let mut transaction = connection.begin_with("begin isolation level read committed").await.doing(doing)?;
+    sqlx::query("select pg_advisory_xact_lock(hashtextextended('graphile_worker migrate ' || $1, 0))")
+        .bind(schema.name())
+        .execute(&mut *transaction)
+        .await
+        .doing(doing)?;
+    let found = look(&mut transaction, schema).await?;
+    let planned = plan(schema, &found)?;
+    let moved_jobs = apply(&mut transaction, schema, &found, &planned).await?;
+    transaction.commit().await.doing(doing)?;
+
+    warn_of(&planned, schema);
+    let migration = report(schema, &found, !planned.is_nothing(), moved_jobs);
+    info!(schema = schema.name(), from = migration.from, level = migration.level, moved_jobs, "schema migrated");
+    Ok(migration)
+}
+
+fn warn_of(plan: &Plan, schema: &Schema) {
+    for warning in &plan.warnings {
+        warn!(schema = schema.name(), "{warning}");
+    }
+}
+
+fn report(schema: &Schema, found: &Installation, changed: bool, moved_jobs: u64) -> Migration {
+    let level = found.level().unwrap_or(0).max(LEVEL);
+    Migration { schema: schema.name().to_owned(), from: found.level(), level, changed, moved_jobs }
+}
+
+/// Another installer, ours or Node's, made the same object first: look again.
+fn somebody_else_was_at_it(error: &Error) -> bool {
+    let Error::Database { source: sqlx::Error::Database(error), .. } = error else {
+        return false;
+    };
+    // Unique violation, duplicate schema, table, object or column, deadlock, serialization failure,
+    // and "tuple concurrently updated", which has no code of its own.
+    let code = error.code().unwrap_or_default();
+    ["23505", "42P06", "42P07", "42710", "42701", "40P01", "40001"].contains(&code.as_ref())
+        || error.message().contains("concurrently updated")
+}
+
+/// What is in the database.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Installation {
+    server_version: i32,
+    schema_exists: bool,
+    /// Node's ledger, if there is one.
+    ledger: Option<Vec<Step>>,
+    ledger_has_breaking: bool,
+    layout: Layout,
+    /// Our own ledger, if there is one.
+    additions: Option<Vec<Step>>,
+    functions_checksum: Option<String>,
+    /// In what the tables and functions differ from the contract. Looked at only where a newer release
+    /// of Node's worker has been here.
+    differences: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Step {
+    id: i32,
+    breaking: bool,
+    checksum: Option<String>,
+}
+
+/// The shape of the tables.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Layout {
+    #[default]
+    None,
+    /// Levels 1 to 10: a job names its task and queue.
+    ByName,
+    /// Levels 11 to 14: a job points at them, in tables with other names.
+    ById,
+    /// Since level 15.
+    Current,
+}
+
+impl Installation {
+    fn level(&self) -> Option<i32> {
+        self.ledger.iter().flatten().map(|step| step.id).max()
+    }
+
+    fn unknown(&self) -> impl Iterator<Item = &Step> {
+        self.ledger.iter().flatten().filter(|step| step.id > LEVEL)
+    }
+}
+
+async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installation, Error> {
+    let doing = || format!("look at the schema \"{}\"", schema.name());
+    let row = sqlx::query(schema.sql(queries::INSTALLATION)).fetch_one(&mut *connection).await.doing(doing)?;
+    let is = |column: &str| row.try_get::<bool, _>(column).doing(doing);
+    let mut found = Installation {
+        server_version: row.try_get("server_version").doing(doing)?,
+        schema_exists: is("schema_exists")?,
+        ledger_has_breaking: is("ledger_has_breaking")?,
+        layout: match (is("tables_exist")?, is("old_tables_exist")?, is("old_tables_have_task_ids")?) {
+            (true, _, _) => Layout::Current,
+            (false, true, true) => Layout::ById,
+            (false, true, false) => Layout::ByName,
+            (false, false, _) => Layout::None,
+        },
+        ..Installation::default()
+    };
+    if is("ledger_exists")? {
+        let rows = sqlx::query(schema.sql(queries::LEDGER)).fetch_all(&mut *connection).await.doing(doing)?;
+        found.ledger = Some(rows.iter().map(|row| step(row, None)).collect::<sqlx::Result<_>>().doing(doing)?);
+    }
+    if is("additions_exist")? {
+        let rows = sqlx::query(schema.sql(queries::ADDITIONS)).fetch_all(&mut *connection).await.doing(doing)?;
+        let steps = rows.iter().map(|row| step(row, row.try_get("checksum")?));
+        found.additions = Some(steps.collect::<sqlx::Result<_>>().doing(doing)?);
+    }
+    found.functions_checksum = functions_checksum(connection, schema).await?;
+    if found.unknown().next().is_some() {
+        found.differences = sqlx::query_scalar(schema.sql(queries::CONTRACT_DIFFERENCES))
+            .fetch_all(&mut *connection)
+            .await
+            .doing(doing)?;
+    }
+    Ok(found)
+}
+
+fn step(row: &PgRow, checksum: Option<String>) -> sqlx::Result<Step> {
+    Ok(Step { id: row.try_get("id")?, breaking: row.try_get("breaking")?, checksum })
+}
+
+async fn functions_checksum(connection: &mut PgConnection, schema: &Schema) -> Result<Option<String>, Error> {
+    sqlx::query_scalar(schema.sql(queries::FUNCTIONS_CHECKSUM))
+        .fetch_one(connection)
+        .await
+        .doing(|| format!("look at the functions of the schema \"{}\"", schema.name()))
+}
+
+/// What is to be done, in this order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Plan {
+    create_schema: bool,
+    create_ledger: bool,
+    add_breaking_column: bool,
+    tables: Tables,
+    complete_ledger: bool,
+    correct_flags: bool,
+    create_additions: bool,
+    install_functions: bool,
+    /// Breaking steps that running workers of older releases are told about.
+    announce: Vec<i32>,
+    /// What the operator should know; nothing to be done about it here.
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Tables {
+    #[default]
+    Keep,
+    Create,
+    MoveFrom(Layout),
+}
+
+impl Plan {
+    fn is_nothing(&self) -> bool {
+        *self == Plan { warnings: self.warnings.clone(), ..Plan::default() }
+    }
+}
+
+fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
+    if found.server_version < LOWEST_POSTGRES {
+        let version = found.server_version;
+        return Err(Error::ServerTooOld { found: format!("{}.{}", version / 10_000, version % 10_000) });
+    }
+    let mut warnings = Vec::new();
+    refuse_unknown(schema, "Node's graphile-worker", found.ledger.as_deref(), LEVEL, &mut warnings)?;
+    refuse_unknown(schema, "graphile_worker for Rust", found.additions.as_deref(), LAST_ADDITION, &mut warnings)?;
+
+    let known: Vec<i32> = found.ledger.iter().flatten().map(|step| step.id).collect();
+    let missing: Vec<i32> = (1..=LEVEL).filter(|id| !known.contains(id)).collect();
+    let wrong_flag = |step: &Step| step.id <= LEVEL && step.breaking != BREAKING.contains(&step.id);
+    Ok(Plan {
+        create_schema: !found.schema_exists,
+        create_ledger: found.ledger.is_none(),
+        add_breaking_column: found.ledger.is_some() && !found.ledger_has_breaking,
+        tables: match found.layout {
+            Layout::None => Tables::Create,
+            Layout::Current => Tables::Keep,
+            old => Tables::MoveFrom(old),
+        },
+        complete_ledger: !missing.is_empty(),
+        correct_flags: found.ledger.iter().flatten().any(wrong_flag),
+        create_additions: found.additions.is_none(),
+        install_functions: functions_are_ours_to_install(found, &mut warnings),
+        // Where nothing was installed nobody works here; the channel is the whole database's, and workers
+        // of other schemas would take it personally.
+        announce: if known.is_empty() {
+            Vec::new()
+        } else {
+            missing.into_iter().filter(|id| BREAKING.contains(id)).collect()
+        },
+        warnings,
+    })
+}
+
+fn refuse_unknown(
+    schema: &Schema,
+    author: &'static str,
+    steps: Option<&[Step]>,
+    known: i32,
+    warnings: &mut Vec<String>,
+) -> Result<(), Error> {
+    let unknown = |breaking: bool| -> Vec<i32> {
+        let steps = steps.iter().copied().flatten();
+        steps.filter(|step| step.id > known && step.breaking == breaking).map(|step| step.id).collect()
+    };
+    let (breaking, harmless) = (unknown(true), unknown(false));
+    if !breaking.is_empty() {
+        return Err(Error::SchemaTooNew { schema: schema.name().to_owned(), author, unknown: breaking, known });
+    }
+    if !harmless.is_empty() {
+        warnings.push(format!(
+            "a newer release of {author} has migrated the schema ({harmless:?}); nothing in that is marked as breaking, so this release goes on"
+        ));
+    }
+    Ok(())
+}
+
+/// Ours are installed where they are missing or where another program has replaced them since we did.
+/// A newer release of ours owns what it installed; a newer release of Node's worker that changed the
+/// tables or signatures is left to its own functions.
+fn functions_are_ours_to_install(found: &Installation, warnings: &mut Vec<String>) -> bool {
+    let additions = || found.additions.iter().flatten();
+    if additions().any(|step| step.id > LAST_ADDITION) {
+        return false;
+    }
+    let recorded = additions().find(|step| step.id == FUNCTIONS_STEP);
+    if recorded.is_some_and(|step| step.checksum.is_some() && step.checksum == found.functions_checksum) {
+        return false;
+    }
+    if !found.differences.is_empty() {
+        warnings.push(format!(
+            "the SQL functions are not ours, and ours would not fit ({}): working with what is there",
+            found.differences.join("; ")
+        ));
+        return false;
+    }
+    true
+}
+
+/// Carries the plan out and says how many jobs were moved.
+async fn apply(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    found: &Installation,
+    plan: &Plan,
+) -> Result<u64, Error> {
+    let mut moved_jobs = 0;
+    if plan.create_schema {
+        run(connection, schema, schema::SCHEMA, "create the schema").await?;
+    }
+    if plan.create_ledger {
+        run(connection, schema, schema::LEDGER, "create the ledger").await?;
+    }
+    if plan.add_breaking_column {
+        run(connection, schema, schema::LEDGER_BREAKING_COLUMN, "extend the ledger").await?;
+    }
+    match plan.tables {
+        Tables::Keep => {}
+        Tables::Create => run(connection, schema, schema::TABLES, "create the tables").await?,
+        Tables::MoveFrom(layout) => moved_jobs = move_jobs(connection, schema, found, layout).await?,
+    }
+    if plan.complete_ledger {
+        run(connection, schema, schema::LEDGER_ENTRIES, "complete the ledger").await?;
+    }
+    if plan.correct_flags {
+        run(connection, schema, schema::LEDGER_FLAGS, "correct the ledger").await?;
+    }
+    if plan.create_additions {
+        run(connection, schema, schema::ADDITIONS, "create our own ledger").await?;
+    }
+    if plan.install_functions {
+        install_functions(connection, schema).await?;
+    }
+    for id in &plan.announce {
+        announce(connection, schema, *id).await?;
+    }
+    Ok(moved_jobs)
+}
+
+async fn run(connection: &mut PgConnection, schema: &Schema, file: &'static str, what: &str) -> Result<(), Error> {
+    sqlx::raw_sql(schema.sql(file))
+        .execute(connection)
+        .await
+        .map(|_| ())
+        .doing(|| format!("{what} of \"{}\"", schema.name()))
+}
+
+/// Brings the jobs of an old release into new tables. Refuses while a worker of that release holds any:
+/// it would finish them in tables that are no more.
+async fn move_jobs(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    found: &Installation,
+    layout: Layout,
+) -> Result<u64, Error> {
+    let doing = || format!("move the jobs of \"{}\"", schema.name());
+    run(connection, schema, schema::OLD_LAYOUT_SET_ASIDE, "set aside the old tables").await?;
+    let locks = sqlx::query(schema.sql(queries::OLD_LAYOUT_LOCKS)).fetch_one(&mut *connection).await.doing(doing)?;
+    let held: i64 = locks.try_get("held").doing(doing)?;
+    if held > 0 {
+        return Err(Error::JobsRunning {
+            schema: schema.name().to_owned(),
+            level: found.level().unwrap_or(0),
+            held,
+            workers: locks.try_get("workers").doing(doing)?,
+        });
+    }
+    let reader = if layout == Layout::ByName { schema::OLD_LAYOUT_BY_NAME } else { schema::OLD_LAYOUT_BY_ID };
+    run(connection, schema, reader, "read the old tables").await?;
+    run(connection, schema, schema::TABLES, "create the tables").await?;
+    run(connection, schema, schema::OLD_LAYOUT_BRING_IN, "move the jobs").await?;
+    let moved: i64 = sqlx::query_scalar(schema.sql(queries::COUNT_JOBS)).fetch_one(connection).await.doing(doing)?;
+    Ok(moved.unsigned_abs())
+}
+
+async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Result<(), Error> {
+    run(connection, schema, schema::FUNCTIONS, "install the functions").await?;
+    let checksum = functions_checksum(connection, schema).await?;
+    sqlx::query(schema.sql(queries::RECORD_FUNCTIONS))
+        .bind(FUNCTIONS_STEP)
+        .bind(checksum)
+        .execute(connection)
+        .await
+        .map(|_| ())
+        .doing(|| format!("record the functions of \"{}\"", schema.name()))
+}
+
+async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Result<(), Error> {
+    sqlx::query(
+        "select pg_notify('worker:migrate', json_build_object('migrationNumber', $1::int, 'breaking', true)::text)",
+    )
+    .bind(id)
+    .execute(connection)
+    .await
+    .map(|_| ())
+    .doing(|| format!("announce the migration of \"{}\"", schema.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graphile_worker() -> Schema {
+        Schema::new("graphile_worker").expect("a legal name")
+    }
+
+    fn ledger(ids: impl IntoIterator<Item = i32>) -> Option<Vec<Step>> {
+        Some(ids.into_iter().map(|id| Step { id, breaking: BREAKING.contains(&id), checksum: None }).collect())
+    }
+
+    fn functions(checksum: &str) -> Option<Vec<Step>> {
+        Some(vec![Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) }])
+    }
+
+    fn up_to_date() -> Installation {
+        Installation {
+            server_version: 150_018,
+            schema_exists: true,
+            ledger: ledger(1..=20),
+            ledger_has_breaking: true,
+            layout: Layout::Current,
+            additions: functions("ours"),
+            functions_checksum: Some("ours".to_owned()),
+            differences: Vec::new(),
+        }
+    }
+
+    fn planned(found: &Installation) -> Plan {
+        plan(&graphile_worker(), found).expect("a plan")
+    }
+
+    fn refused(found: &Installation) -> String {
+        plan(&graphile_worker(), found).expect_err("a refusal").to_string()
+    }
+
+    #[test]
+    fn an_empty_database_gets_everything_and_nobody_is_told() {
+        let found = Installation { server_version: LOWEST_POSTGRES, ..Installation::default() };
+        let everything = Plan {
+            create_schema: true,
+            create_ledger: true,
+            tables: Tables::Create,
+            complete_ledger: true,
+            create_additions: true,
+            install_functions: true,
+            ..Plan::default()
+        };
+        assert_eq!(planned(&found), everything);
+    }
+
+    #[test]
+    fn what_is_up_to_date_is_left_alone() {
+        assert!(planned(&up_to_date()).is_nothing());
+    }
+
+    #[test]
+    fn a_server_below_the_lowest_version_is_refused() {
+        let found = Installation { server_version: 110_022, ..Installation::default() };
+        assert_eq!(refused(&found), "this is PostgreSQL 11.22, and the schema needs PostgreSQL 12 or later");
+    }
+
+    #[test]
+    fn old_layouts_are_moved_and_their_breaking_steps_announced() {
+        let found = Installation {
+            ledger: ledger(1..=10),
+            ledger_has_breaking: false,
+            layout: Layout::ByName,
+            additions: None,
+            ..up_to_date()
+        };
+        let plan = planned(&found);
+        assert_eq!(plan.tables, Tables::MoveFrom(Layout::ByName));
+        assert!(plan.add_breaking_column && plan.complete_ledger);
+        assert_eq!(plan.announce, [11, 13, 14, 16, 19]);
+    }
+
+    #[test]
+    fn functions_that_were_replaced_are_put_back() {
+        let found = Installation { functions_checksum: Some("theirs".to_owned()), ..up_to_date() };
+        assert_eq!(planned(&found), Plan { install_functions: true, ..Plan::default() });
+    }
+
+    #[test]
+    fn functions_of_a_newer_release_of_ours_are_left_alone() {
+        let mut found = Installation { functions_checksum: Some("newer".to_owned()), ..up_to_date() };
+        found.additions.as_mut().expect("a ledger").push(Step {
+            id: LAST_ADDITION + 1,
+            breaking: false,
+            checksum: None,
+        });
+        assert!(planned(&found).is_nothing());
+    }
+
+    #[test]
+    fn functions_on_tables_we_do_not_know_are_left_alone() {
+        let found = Installation {
+            ledger: ledger(1..=21),
+            functions_checksum: Some("theirs".to_owned()),
+            differences: vec!["_private_jobs has no column priority:int2".to_owned()],
+            ..up_to_date()
+        };
+        let plan = planned(&found);
+        assert!(plan.is_nothing());
+        assert!(plan.warnings[0].contains("a newer release of Node's graphile-worker has migrated the schema ([21])"));
+        assert!(plan.warnings[1].contains("_private_jobs has no column priority:int2"));
+    }
+
+    #[test]
+    fn an_unknown_breaking_migration_is_refused_and_named() {
+        let mut found = up_to_date();
+        let newer = |id, breaking| Step { id, breaking, checksum: None };
+        found.ledger.as_mut().expect("a ledger").extend([newer(21, false), newer(22, true)]);
+        assert_eq!(
+            refused(&found),
+            "the schema \"graphile_worker\" holds the breaking migration 22 of Node's graphile-worker, and this \
+             release knows them up to 20: use a release that knows it"
+        );
+    }
+
+    #[test]
+    fn an_unknown_breaking_addition_of_ours_is_refused() {
+        let mut found = up_to_date();
+        found.additions.as_mut().expect("a ledger").push(Step { id: 99, breaking: true, checksum: None });
+        assert!(refused(&found).contains("the breaking migration 99 of graphile_worker for Rust"));
+    }
+
+    #[test]
+    fn wrong_flags_in_the_ledger_are_corrected() {
+        let mut found = up_to_date();
+        for step in found.ledger.iter_mut().flatten() {
+            step.breaking = false;
+        }
+        assert_eq!(planned(&found), Plan { correct_flags: true, ..Plan::default() });
+    }
+}

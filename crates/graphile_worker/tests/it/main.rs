@@ -1,0 +1,15 @@
+//! The library against a real PostgreSQL: each test has a database of its own, all run in parallel.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod add_job;
+mod add_jobs;
+mod admin;
+mod documented_sql;
+mod job_key;
+mod migrate;
+mod old_layouts;
+mod races;
+mod search_path;
+mod sql_files;
+mod support;

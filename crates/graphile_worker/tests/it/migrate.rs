@@ -1,0 +1,296 @@
+//! Installing, taking over, refusing.
+
+use crate::support::{Db, Listener};
+use graphile_worker::{Error, migrate};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+async fn ledger(db: &Db, schema: &str) -> Value {
+    db.value(&format!("select json_object_agg(id, breaking order by id) from \"{schema}\".migrations")).await
+}
+
+/// Everything in the schema that a migration could touch, with the row versions of the catalog.
+async fn catalog(db: &Db) -> Value {
+    db.value(
+        "select json_build_array(
+           (select json_agg(json_build_array(oid, relname, xmin) order by oid) from pg_class
+            where relnamespace = 'graphile_worker'::regnamespace),
+           (select json_agg(json_build_array(oid, proname, xmin) order by oid) from pg_proc
+            where pronamespace = 'graphile_worker'::regnamespace),
+           (select json_agg(json_build_array(id, xmin) order by id) from graphile_worker.migrations),
+           (select json_agg(json_build_array(id, xmin) order by id) from graphile_worker._rs_additions))",
+    )
+    .await
+}
+
+#[tokio::test]
+async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
+    let db = Db::empty().await;
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert_eq!((migration.from, migration.level, migration.changed), (None, 20, true));
+    assert_eq!(migration.to_string(), "schema \"graphile_worker\" installed at level 20");
+
+    let ledger = ledger(&db, "graphile_worker").await;
+    let breaking: Vec<i32> = (1..=20).filter(|id| ledger[id.to_string()] == json!(true)).collect();
+    assert_eq!(breaking, [1, 3, 11, 13, 14, 16, 19]);
+    assert_eq!(ledger.as_object().unwrap().len(), 20, "Node's ids and no other");
+    assert_eq!(db.value("select json_agg(id) from graphile_worker._rs_additions").await, json!([1]));
+}
+
+#[tokio::test]
+async fn migrating_again_changes_nothing_and_waits_for_nobody() {
+    let db = Db::installed().await;
+    let before = catalog(&db).await;
+    // Whoever works here may hold any lock that workers and administrators take.
+    let mut busy = db.connect().await;
+    sqlx::raw_sql(
+        "begin; lock table graphile_worker._private_jobs, graphile_worker._private_tasks in access exclusive mode;
+         select pg_advisory_xact_lock(hashtextextended('graphile_worker migrate graphile_worker', 0))",
+    )
+    .execute(&mut busy)
+    .await
+    .unwrap();
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert!(!migration.changed);
+    assert_eq!(migration.to_string(), "schema \"graphile_worker\" is up to date at level 20");
+    assert_eq!(catalog(&db).await, before);
+}
+
+#[tokio::test]
+async fn eight_installers_at_once_all_succeed_and_one_installs() {
+    let db = Db::empty().await;
+    let installers = (0..8).map(|_| {
+        let pool = db.pool.clone();
+        tokio::spawn(async move { migrate(&pool, "graphile_worker").await })
+    });
+    let mut installed = 0;
+    for installer in installers.collect::<Vec<_>>() {
+        let migration = installer.await.unwrap().unwrap();
+        installed += u32::from(migration.changed && migration.from.is_none());
+    }
+    assert_eq!(installed, 1);
+    db.add_job("'t'").await;
+}
+
+#[tokio::test]
+async fn installing_does_not_depend_on_the_isolation_level_of_the_database() {
+    let db = Db::empty().await;
+    let installers = (0..4).map(|_| async {
+        let mut connection = db.connect().await;
+        sqlx::raw_sql("set default_transaction_isolation = 'serializable'").execute(&mut connection).await.unwrap();
+        migrate(&mut connection, "graphile_worker").await.unwrap()
+    });
+    let (a, b, c, d) = {
+        let mut installers = installers;
+        let mut next = || installers.next().unwrap();
+        tokio::join!(next(), next(), next(), next())
+    };
+    assert_eq!([a, b, c, d].iter().filter(|migration| migration.from.is_none() && migration.changed).count(), 1);
+}
+
+#[tokio::test]
+async fn any_legal_schema_name_works() {
+    for name in [
+        "UPPER case",
+        "da-sh",
+        "quo\"te",
+        "apo's",
+        "back\\slash",
+        "$$",
+        "$body$",
+        "select",
+        "näme☃",
+        ":'schema'",
+        &"x".repeat(63),
+    ] {
+        let db = Db::empty().await;
+        migrate(&db.pool, name).await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        assert!(!migrate(&db.pool, name).await.unwrap().changed, "{name}");
+        let quoted = format!("\"{}\"", name.replace('"', "\"\""));
+        db.run(&format!(
+            "select {quoted}.add_job('t', queue_name := 'q');
+             select {quoted}.add_job('t', job_key := 'k');
+             select {quoted}.add_jobs(array[('t', null, null, null, null, 'k', null, null)]::{quoted}.job_spec[]);
+             select {quoted}.reschedule_jobs(array[1], now());
+             select {quoted}.permanently_fail_jobs(array[1]);
+             select {quoted}.force_unlock_workers(array['w']);
+             select {quoted}.complete_jobs(array[1]);
+             select {quoted}.remove_job('k')"
+        ))
+        .await;
+        assert_eq!(db.value(&format!("select count(*) from {quoted}.jobs")).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn two_schemas_in_one_database_keep_to_themselves() {
+    let db = Db::installed().await;
+    migrate(&db.pool, "second").await.unwrap();
+    db.run("select second.add_job('t', queue_name := 'q', job_key := 'k')").await;
+    assert_eq!(db.value("select count(*) from second.jobs").await, 1);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_name_that_cannot_be_a_schema_is_refused_with_a_sentence() {
+    let db = Db::empty().await;
+    for (name, problem) in [("", "is empty"), ("a\0b", "contains a NUL"), (&"x".repeat(64), "63 bytes")] {
+        let error = migrate(&db.pool, name).await.unwrap_err();
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let error = migrate(&db.pool, "pg_mine").await.unwrap_err();
+    assert!(source(&error).contains("unacceptable schema name"), "{error:?}");
+}
+
+fn source(error: &Error) -> String {
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+}
+
+/// A role that may log in and nothing else, with a name that is unique in the cluster.
+async fn limited_role(db: &Db) -> String {
+    let role = db.value("select 'limited_' || current_database()").await.as_str().unwrap().to_owned();
+    db.run(&format!("drop role if exists {role}; create role {role} login")).await;
+    role
+}
+
+async fn drop_role(db: &Db, role: &str) {
+    db.run(&format!("drop owned by {role}; drop role {role}")).await;
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_create_schemas_installs_into_one_that_a_dba_made() {
+    let db = Db::empty().await;
+    let role = limited_role(&db).await;
+    db.run(&format!(
+        "create schema graphile_worker;
+         create table graphile_worker.migrations (
+           id int primary key, ts timestamptz not null default now(), breaking boolean not null default false);
+         grant usage, create on schema graphile_worker to {role};
+         grant select, insert on graphile_worker.migrations to {role}"
+    ))
+    .await;
+    let mut limited: PgConnection = db.connect_as(&role).await;
+    let migration = migrate(&mut limited, "graphile_worker").await.unwrap();
+    assert_eq!((migration.from, migration.level, migration.changed), (None, 20, true));
+    assert!(!migrate(&mut limited, "graphile_worker").await.unwrap().changed);
+    sqlx::raw_sql("select graphile_worker.add_job('t')").execute(&mut limited).await.unwrap();
+    drop(limited);
+    drop_role(&db, &role).await;
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_create_schemas_and_finds_none_is_told_so() {
+    let db = Db::empty().await;
+    let role = limited_role(&db).await;
+    let error = migrate(&mut db.connect_as(&role).await, "graphile_worker").await.unwrap_err();
+    assert_eq!(error.to_string(), "could not create the schema of \"graphile_worker\"");
+    assert!(source(&error).contains("permission denied for database"), "{error:?}");
+    drop_role(&db, &role).await;
+}
+
+#[tokio::test]
+async fn a_failed_installation_leaves_nothing_behind() {
+    let db = Db::empty().await;
+    // Somebody has put a view where a table of ours belongs.
+    db.run("create schema graphile_worker; create view graphile_worker._private_tasks as select 1 as id").await;
+    assert!(migrate(&db.pool, "graphile_worker").await.is_err());
+    let objects = "select count(*) from pg_class where relnamespace = 'graphile_worker'::regnamespace";
+    assert_eq!(db.value(objects).await, 1);
+}
+
+#[tokio::test]
+async fn a_ledger_with_an_unknown_breaking_id_is_refused() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker.migrations (id, breaking) values (21, false), (22, true)").await;
+    let error = migrate(&db.pool, "graphile_worker").await.unwrap_err();
+    assert!(matches!(&error, Error::SchemaTooNew { unknown, known: 20, .. } if unknown == &[22]), "{error:?}");
+    assert!(error.to_string().contains("the breaking migration 22 of Node's graphile-worker"), "{error}");
+}
+
+#[tokio::test]
+async fn a_ledger_with_an_unknown_harmless_id_is_worked_with() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker.migrations (id, breaking) values (21, false)").await;
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert_eq!((migration.from, migration.level, migration.changed), (Some(21), 21, false));
+}
+
+#[tokio::test]
+async fn an_addition_of_a_newer_release_of_ours_is_refused_if_breaking() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._rs_additions (id, breaking) values (77, true)").await;
+    let error = migrate(&db.pool, "graphile_worker").await.unwrap_err();
+    assert!(error.to_string().contains("the breaking migration 77 of graphile_worker for Rust"), "{error}");
+}
+
+const REPLACED_FUNCTION: &str = "
+    create or replace function graphile_worker.force_unlock_workers(worker_ids text[]) returns void
+    language sql as $$ select 1 $$";
+
+async fn force_unlock_works(db: &Db) -> bool {
+    db.run("select graphile_worker.add_job('t'); update graphile_worker._private_jobs set locked_at = now(), locked_by = 'w'").await;
+    db.run("select graphile_worker.force_unlock_workers(array['w'])").await;
+    db.value("select bool_and(is_available) from graphile_worker._private_jobs").await == json!(true)
+}
+
+#[tokio::test]
+async fn functions_that_another_program_replaced_are_put_back() {
+    for newer_node in [false, true] {
+        let db = Db::installed().await;
+        db.run(REPLACED_FUNCTION).await;
+        if newer_node {
+            db.run("insert into graphile_worker.migrations (id) values (21)").await;
+        }
+        assert!(!force_unlock_works(&db).await);
+        assert!(migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+        assert!(force_unlock_works(&db).await);
+        assert!(!migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+    }
+}
+
+#[tokio::test]
+async fn functions_are_left_alone_where_a_newer_node_has_changed_the_tables() {
+    let db = Db::installed().await;
+    db.run(REPLACED_FUNCTION).await;
+    db.run(
+        "insert into graphile_worker.migrations (id) values (21);
+         alter table graphile_worker._private_job_queues rename column locked_by to owner",
+    )
+    .await;
+    assert!(!migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+    assert!(!force_unlock_works(&db).await, "still theirs");
+}
+
+#[tokio::test]
+async fn functions_are_left_alone_where_a_newer_node_has_changed_a_signature() {
+    let db = Db::installed().await;
+    db.run(
+        "insert into graphile_worker.migrations (id) values (21);
+         drop function graphile_worker.remove_job(text);
+         create function graphile_worker.remove_job(job_key text, reason text) returns graphile_worker._private_jobs
+         language sql as $$ select null::graphile_worker._private_jobs $$",
+    )
+    .await;
+    assert!(!migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+    let functions =
+        "select count(*) from pg_proc where proname = 'remove_job' and pronamespace = 'graphile_worker'::regnamespace";
+    assert_eq!(db.value(functions).await, 1);
+}
+
+#[tokio::test]
+async fn a_breaking_step_is_announced_to_running_workers() {
+    let db = Db::installed().await;
+    db.run("delete from graphile_worker.migrations where id > 18").await;
+    let mut listener = Listener::on(&db, "worker:migrate").await;
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert_eq!(migration.to_string(), "schema \"graphile_worker\" updated from level 18 to level 20");
+    assert_eq!(listener.received(&db).await, [json!({"migrationNumber": 19, "breaking": true})]);
+}
+
+#[tokio::test]
+async fn a_first_installation_disturbs_no_worker_of_another_schema() {
+    let db = Db::installed().await;
+    let mut listener = Listener::on(&db, "worker:migrate").await;
+    migrate(&db.pool, "second").await.unwrap();
+    assert!(listener.received(&db).await.is_empty());
+}

@@ -1,0 +1,224 @@
+//! Real sessions at the same moment: nothing is lost, nothing is doubled, nothing deadlocks.
+
+use crate::support::{Db, claim, rows};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Takes jobs and finishes them until `stop` and the table is empty; returns the payloads it ran.
+async fn work(db: Arc<Db>, name: String, stop: Arc<AtomicBool>) -> Vec<Value> {
+    let mut connection = db.connect().await;
+    let mut ran = Vec::new();
+    loop {
+        let last_look = stop.load(Ordering::SeqCst);
+        match claim(&mut connection, &name).await {
+            Some(job) => {
+                ran.push(job["payload"].clone());
+                sqlx::query("delete from graphile_worker._private_jobs where id = $1 and locked_by = $2")
+                    .bind(job["id"].as_i64().unwrap())
+                    .bind(&name)
+                    .execute(&mut connection)
+                    .await
+                    .unwrap();
+            }
+            None if last_look => return ran,
+            None => tokio::task::yield_now().await,
+        }
+    }
+}
+
+/// Eight sessions add 150 events each to one key while two workers run what is there. `add` is the
+/// statement that adds event `$1`, whose payload is a list that merges; it returns the job.
+async fn events_that_ran(add: &'static str) -> (Vec<i64>, usize) {
+    const SESSIONS: i64 = 8;
+    const EVENTS: i64 = 150;
+    let db = Arc::new(Db::installed().await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = ["w1", "w2"].map(|name| tokio::spawn(work(db.clone(), name.to_owned(), stop.clone()))).into();
+    let adders: Vec<_> = (0..SESSIONS)
+        .map(|session| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                for event in session * EVENTS..(session + 1) * EVENTS {
+                    let id: Option<i64> = sqlx::query_scalar(add).bind(event).fetch_one(&mut connection).await.unwrap();
+                    assert!(id.is_some(), "an add returned no job");
+                }
+            })
+        })
+        .collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+    let mut runs = Vec::new();
+    for worker in workers {
+        runs.extend(worker.await.unwrap());
+    }
+    let events = runs.iter().flat_map(|payload| payload.as_array().unwrap()).map(|event| event.as_i64().unwrap());
+    (events.collect(), (SESSIONS * EVENTS) as usize)
+}
+
+fn assert_each_once((mut events, expected): (Vec<i64>, usize)) {
+    events.sort_unstable();
+    assert_eq!(events, (0..expected as i64).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn keyed_adds_lose_no_event_while_workers_claim_and_finish_the_same_key() {
+    assert_each_once(
+        events_that_ran("select id from graphile_worker.add_job('t', json_build_array($1::bigint), job_key := 'k')")
+            .await,
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn keyed_batches_lose_no_event_while_workers_claim_and_finish_the_same_key() {
+    assert_each_once(
+        events_that_ran(
+            "select min(id) from graphile_worker.add_jobs(array[
+               ('t', json_build_array($1::bigint), null, null, null, 'k', null, null)
+             ]::graphile_worker.job_spec[], true)",
+        )
+        .await,
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn unsafe_dedupe_always_returns_a_job_while_workers_claim_and_finish_the_same_key() {
+    let (events, added) = events_that_ran(
+        "select id from graphile_worker.add_job('t', json_build_array($1::bigint), job_key := 'k', job_key_mode := 'unsafe_dedupe')",
+    )
+    .await;
+    assert!(!events.is_empty() && events.len() <= added);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn batches_with_the_same_keys_in_different_order_do_not_deadlock() {
+    let db = Arc::new(Db::installed().await);
+    let adders: Vec<_> = (0..6)
+        .map(|session| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                for round in 0..10 {
+                    // Half of the keys exist already, half are new in this round; tasks and queues too.
+                    sqlx::query(
+                        "select count(*) from graphile_worker.add_jobs((
+                           select array_agg((
+                             'task' || n % 20 + $2, null, 'queue' || n % 20 + $2, null, null, 'key' || n + $2, null, null
+                           )::graphile_worker.job_spec order by hashint4(n # $1))
+                           from generate_series(1, 40) as n
+                         ))",
+                    )
+                    .bind(session)
+                    .bind(round * 20)
+                    .execute(&mut connection)
+                    .await
+                    .unwrap();
+                }
+            })
+        })
+        .collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    let counts = db
+        .row("select count(*) as jobs, count(distinct key) as keys, count(distinct task_identifier) as tasks from graphile_worker.jobs")
+        .await;
+    assert_eq!(counts["jobs"], 220);
+    assert_eq!(counts["keys"], 220);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_name_that_eight_sessions_use_first_at_the_same_moment_is_made_once() {
+    let db = Arc::new(Db::installed().await);
+    let barrier = Arc::new(tokio::sync::Barrier::new(8));
+    let adders: Vec<_> = (0..8)
+        .map(|_| {
+            let (db, barrier) = (db.clone(), barrier.clone());
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                barrier.wait().await;
+                rows(&mut connection, "select graphile_worker.add_job('new', queue_name := 'new')").await.unwrap();
+            })
+        })
+        .collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    let jobs = db.rows("select task_identifier, queue_name, count(*) from graphile_worker.jobs group by 1, 2").await;
+    assert_eq!(jobs.len(), 1);
+    assert_eq!(jobs[0]["count"], 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn remove_job_and_a_claiming_worker_agree_on_who_came_first() {
+    let db = Arc::new(Db::installed().await);
+    let mut outcomes = HashMap::new();
+    for round in 0..60 {
+        db.run("truncate graphile_worker._private_jobs; select graphile_worker.add_job('t', job_key := 'k')").await;
+        let barrier = Arc::new(tokio::sync::Barrier::new(2));
+        let (mut worker, mut remover) = (db.connect().await, db.connect().await);
+        let at_once = barrier.clone();
+        let claimed = tokio::spawn(async move {
+            at_once.wait().await;
+            claim(&mut worker, "w").await
+        });
+        barrier.wait().await;
+        for _ in 0..round % 8 {
+            tokio::task::yield_now().await;
+        }
+        let removed = rows(&mut remover, "select * from graphile_worker.remove_job('k')").await.unwrap();
+        let claimed = claimed.await.unwrap();
+        let left = db.rows("select * from graphile_worker._private_jobs").await;
+        assert_eq!(removed.len(), 1);
+        let came_first = if claimed.is_some() {
+            // It runs, under no key, for the last time.
+            assert_eq!((left.len(), &left[0]["key"], &left[0]["locked_by"]), (1, &Value::Null, &Value::from("w")));
+            assert_eq!(left[0]["attempts"], left[0]["max_attempts"]);
+            assert_eq!(removed[0], left[0]);
+            "worker"
+        } else {
+            assert!(left.is_empty());
+            "remover"
+        };
+        *outcomes.entry(came_first).or_insert(0) += 1;
+    }
+    println!("{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_removal_that_waited_finds_the_job_that_took_the_key_over() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', '1', job_key := 'k')").await;
+    db.claim().await;
+    // Replaces the running job in an open transaction; the remover has to wait for it.
+    let mut replacer = db.connect().await;
+    sqlx::raw_sql("begin; select graphile_worker.add_job('t', '2', job_key := 'k')")
+        .execute(&mut replacer)
+        .await
+        .unwrap();
+    let mut remover = db.connect().await;
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut remover).await.unwrap();
+    let removal =
+        tokio::spawn(async move { rows(&mut remover, "select * from graphile_worker.remove_job('k')").await });
+    while db.value(&format!("select cardinality(pg_blocking_pids({pid}))")).await == 0 {
+        tokio::task::yield_now().await;
+    }
+    sqlx::raw_sql("commit").execute(&mut replacer).await.unwrap();
+    let removed = removal.await.unwrap().unwrap();
+    assert_eq!(removed[0]["payload"], 2);
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs where key is not null").await, 0);
+}
+
+#[tokio::test]
+async fn in_repeatable_read_a_lost_race_is_an_error_and_never_a_lost_event() {
+    let db = Db::installed().await;
+    let mut first = db.connect().await;
+    sqlx::raw_sql("begin isolation level repeatable read; select 1").execute(&mut first).await.unwrap();
+    db.add_job("'t', job_key := 'k'").await;
+    let error = rows(&mut first, "select * from graphile_worker.add_job('t', job_key := 'k')").await.unwrap_err();
+    assert_eq!(error.into_database_error().unwrap().code().unwrap(), "40001");
+}

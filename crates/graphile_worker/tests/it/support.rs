@@ -1,0 +1,168 @@
+//! What every test needs: a database, and short ways to ask it things.
+
+use graphile_worker_devdb::{Cluster, TestDatabase};
+use serde_json::Value;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use std::sync::LazyLock;
+
+/// Open for as long as this test process lives.
+static CLUSTER: LazyLock<Cluster> =
+    LazyLock::new(|| Cluster::for_tests().unwrap_or_else(|error| panic!("no PostgreSQL for the tests: {error}")));
+
+/// Every SQL file: what the template's contents depend on.
+pub(crate) fn sql_files() -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for folder in ["schema", "queries"] {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(folder);
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            files.push((name, std::fs::read_to_string(path).unwrap()));
+        }
+    }
+    files.sort();
+    files
+}
+
+pub(crate) struct Db {
+    pub(crate) pool: PgPool,
+    database: TestDatabase,
+}
+
+impl Db {
+    /// A database with the schema installed.
+    pub(crate) async fn installed() -> Db {
+        let fingerprint = format!("graphile_worker {:?}", sql_files());
+        Db::from_template(&fingerprint, async |options| {
+            let mut connection = PgConnection::connect_with(&options).await?;
+            graphile_worker::migrate(&mut connection, "graphile_worker").await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// A database with nothing in it.
+    pub(crate) async fn empty() -> Db {
+        Db::from_template("empty", async |_| Ok(())).await
+    }
+
+    async fn from_template(
+        template: &str,
+        install: impl AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Db {
+        let database = CLUSTER.database(template, install).await.unwrap_or_else(|error| panic!("{error:?}"));
+        let pool = PgPoolOptions::new().max_connections(20).connect_with(database.options()).await.unwrap();
+        Db { pool, database }
+    }
+
+    /// A connection of its own, for tests about sessions.
+    pub(crate) async fn connect(&self) -> PgConnection {
+        PgConnection::connect_with(&self.database.options()).await.unwrap()
+    }
+
+    pub(crate) async fn connect_as(&self, role: &str) -> PgConnection {
+        PgConnection::connect_with(&self.database.options().username(role)).await.unwrap()
+    }
+
+    /// Runs statements; a failure is the test's.
+    pub(crate) async fn run(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap_or_else(|error| panic!("{error}\n{sql}"));
+    }
+
+    /// The rows of a query, each as JSON.
+    pub(crate) async fn rows(&self, sql: &str) -> Vec<Value> {
+        rows(&mut self.pool.acquire().await.unwrap(), sql).await.unwrap_or_else(|error| panic!("{error}\n{sql}"))
+    }
+
+    /// The only row of a query.
+    pub(crate) async fn row(&self, sql: &str) -> Value {
+        let mut rows = self.rows(sql).await;
+        assert_eq!(rows.len(), 1, "{sql}");
+        rows.remove(0)
+    }
+
+    /// The only value of a query.
+    pub(crate) async fn value(&self, sql: &str) -> Value {
+        let row = self.row(sql).await;
+        row.as_object().unwrap().values().next().unwrap().clone()
+    }
+
+    /// The job that `add_job` with these arguments returns.
+    pub(crate) async fn add_job(&self, arguments: &str) -> Value {
+        self.row(&format!("select * from graphile_worker.add_job({arguments})")).await
+    }
+
+    /// The SQLSTATE and message with which a statement fails; and nothing has changed by it.
+    pub(crate) async fn failure(&self, sql: &str) -> (String, String) {
+        let before = self.everything().await;
+        let error = rows(&mut self.pool.acquire().await.unwrap(), sql).await.expect_err(sql);
+        assert_eq!(self.everything().await, before, "a refused call changes nothing");
+        let error = error.into_database_error().unwrap();
+        (error.code().unwrap().into_owned(), error.message().to_owned())
+    }
+
+    /// All rows of all tables.
+    pub(crate) async fn everything(&self) -> Value {
+        self.value(
+            "select json_build_array(
+               (select json_agg(t order by id) from graphile_worker._private_jobs t),
+               (select json_agg(t order by id) from graphile_worker._private_job_queues t),
+               (select json_agg(t order by id) from graphile_worker._private_tasks t))",
+        )
+        .await
+    }
+
+    /// Claims the next job as a worker would, and returns it.
+    pub(crate) async fn claim(&self) -> Value {
+        let claimed = claim(&mut self.pool.acquire().await.unwrap(), "a-worker").await;
+        claimed.expect("a job to claim")
+    }
+}
+
+pub(crate) async fn rows(connection: &mut PgConnection, sql: &str) -> sqlx::Result<Vec<Value>> {
+    let sql = format!("with answer as materialized ({sql}) select to_json(answer) from answer");
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(connection).await
+}
+
+/// Locks the next job the way the contract says: lock, worker, attempt.
+pub(crate) async fn claim(connection: &mut PgConnection, worker: &str) -> Option<Value> {
+    sqlx::query_scalar(
+        "update graphile_worker._private_jobs as jobs
+         set locked_at = now(), locked_by = $1, attempts = attempts + 1
+         where id = (
+           select id from graphile_worker._private_jobs
+           where is_available and run_at <= now()
+           order by priority, run_at, id limit 1 for update skip locked
+         )
+         returning to_json(jobs)",
+    )
+    .bind(worker)
+    .fetch_optional(connection)
+    .await
+    .unwrap()
+}
+
+/// A listening session that can be asked what has arrived.
+pub(crate) struct Listener(sqlx::postgres::PgListener);
+
+impl Listener {
+    pub(crate) async fn on(db: &Db, channel: &str) -> Listener {
+        let mut listener = sqlx::postgres::PgListener::connect_with(&db.pool).await.unwrap();
+        listener.listen_all([channel, "end of test"]).await.unwrap();
+        Listener(listener)
+    }
+
+    /// The payloads received so far: sends a mark and reads up to it.
+    pub(crate) async fn received(&mut self, db: &Db) -> Vec<Value> {
+        db.run("notify \"end of test\"").await;
+        let mut payloads = Vec::new();
+        loop {
+            let notification = self.0.recv().await.unwrap();
+            if notification.channel() == "end of test" {
+                return payloads;
+            }
+            payloads.push(serde_json::from_str(notification.payload()).unwrap());
+        }
+    }
+}
