@@ -1,0 +1,141 @@
+//! `graphile-worker --schema-only`, run as a person would: one line, and an exit code.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use graphile_worker_devdb::{Cluster, TestDatabase};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::process::Command;
+use std::sync::LazyLock;
+
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::for_tests().unwrap());
+
+async fn empty_database() -> TestDatabase {
+    CLUSTER.database("empty", async |_| Ok(())).await.unwrap()
+}
+
+async fn run_sql(database: &TestDatabase, sql: &str) {
+    let mut connection = PgConnection::connect_with(&database.options()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+}
+
+fn graphile_worker(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_graphile-worker"));
+    command.args(arguments).env_remove("DATABASE_URL").env_remove("RUST_LOG");
+    command
+}
+
+/// The only line that was written, to standard output or standard error, and the exit code.
+fn outcome(mut command: Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let line = if output.status.success() { stdout.clone() } else { stderr.clone() };
+    assert_eq!((stdout.clone() + &stderr).lines().count(), 1, "one line: {stdout}{stderr}");
+    (output.status.code(), line.trim_end().to_owned())
+}
+
+fn failure(arguments: &[&str]) -> (i32, String) {
+    let (code, line) = outcome(graphile_worker(arguments));
+    assert!(!line.contains("secret"), "the password is nobody's business: {line}");
+    (code.unwrap(), line)
+}
+
+#[tokio::test]
+async fn installs_the_schema_and_says_so() {
+    let database = empty_database().await;
+    let arguments = ["-c", database.url(), "--schema-only"];
+    assert_eq!(
+        outcome(graphile_worker(&arguments)),
+        (Some(0), "schema \"graphile_worker\" installed at level 20".to_owned())
+    );
+    assert_eq!(
+        outcome(graphile_worker(&arguments)),
+        (Some(0), "schema \"graphile_worker\" is up to date at level 20".to_owned())
+    );
+    run_sql(&database, "select graphile_worker.add_job('t')").await;
+}
+
+#[tokio::test]
+async fn takes_the_connection_from_the_environment_and_the_schema_from_a_flag() {
+    let database = empty_database().await;
+    let mut command = graphile_worker(&["--schema-only", "--schema", "My \"jobs\""]);
+    command.env("DATABASE_URL", database.url());
+    assert_eq!(outcome(command), (Some(0), "schema \"My \"jobs\"\" installed at level 20".to_owned()));
+    run_sql(&database, "select \"My \"\"jobs\"\"\".add_job('t')").await;
+}
+
+#[tokio::test]
+async fn eight_processes_at_once_all_succeed_and_one_installs() {
+    let database = empty_database().await;
+    let processes: Vec<_> = (0..8)
+        .map(|_| {
+            let mut command = graphile_worker(&["-c", database.url(), "--schema-only"]);
+            command.stdout(std::process::Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    let outputs: Vec<_> = processes.into_iter().map(|process| process.wait_with_output().unwrap()).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+    let installed = outputs.iter().filter(|output| String::from_utf8_lossy(&output.stdout).contains(" installed "));
+    assert_eq!(installed.count(), 1, "{outputs:?}");
+}
+
+#[test]
+fn wrong_usage_is_explained_with_exit_code_2() {
+    for (arguments, message) in [
+        (&["--schema-only"][..], "no database given: use -c URL or set DATABASE_URL"),
+        (&["-c", "postgres://localhost/db"], "this release can only install the schema: add --schema-only"),
+        (&["--schema-only", "--frobnicate"], "unexpected argument '--frobnicate' found"),
+        (&["--schema-only", "-c"], "a value is required for '--connection <URL>' but none was supplied"),
+        (
+            &["--schema-only", "-c", "http://user:secret@host/db:x"],
+            "the connection string is not a URL such as postgres://",
+        ),
+        (
+            &["--schema-only", "-c", "postgres://user:secret@host:port/db"],
+            "the connection string is not a URL such as postgres://",
+        ),
+    ] {
+        let (code, line) = failure(arguments);
+        assert_eq!(code, 2, "{line}");
+        assert!(line.starts_with(&format!("graphile-worker: {message}")), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_database_refuses_is_explained_with_exit_code_1() {
+    let database = empty_database().await;
+    let server = database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned();
+    let wrong_password = format!("postgres://postgres:secret@{server}/{}", database.name());
+    let no_such_database = database.url().replace(database.name(), "nowhere");
+    for (url, schema, message) in [
+        (
+            "postgres://u:secret@127.0.0.1:1/db",
+            "s",
+            "could not connect to 127.0.0.1:1: error communicating with database: Connection refused",
+        ),
+        (wrong_password.as_str(), "s", "password authentication failed for user \"postgres\""),
+        (no_such_database.as_str(), "s", "database \"nowhere\" does not exist"),
+        (database.url(), "", "the schema name \"\" is empty"),
+        (database.url(), "pg_mine", "could not create the schema of \"pg_mine\": unacceptable schema name \"pg_mine\""),
+    ] {
+        let (code, line) = failure(&["--schema-only", "-s", schema, "-c", url]);
+        assert_eq!(code, 1, "{line}");
+        assert!(line.contains(message), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_schema_of_a_newer_release_is_refused() {
+    let database = empty_database().await;
+    assert_eq!(outcome(graphile_worker(&["-c", database.url(), "--schema-only"])).0, Some(0));
+    run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (23, true)").await;
+    let (code, line) = failure(&["-c", database.url(), "--schema-only"]);
+    assert_eq!(code, 1);
+    assert!(line.contains("holds the breaking migration 23 of Node's graphile-worker"), "{line}");
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    for flag in ["--help", "--version", "-h", "-V"] {
+        assert!(graphile_worker(&[flag]).output().unwrap().status.success());
+    }
+}
