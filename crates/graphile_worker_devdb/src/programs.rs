@@ -20,13 +20,17 @@ impl Programs {
     /// Finds an installation: `PGBIN`, then `PATH`, `pg_config --bindir`, `/usr/lib/postgresql/*/bin`
     /// (newest first), Homebrew, Postgres.app.
     pub fn find() -> Result<Programs, Error> {
-        let bin = Places::of_this_machine().search()?;
+        Programs::in_folder(&Places::of_this_machine().search()?)
+    }
+
+    /// The installation whose programs are in this folder.
+    pub fn in_folder(bin: &Path) -> Result<Programs, Error> {
         let output = Command::new(bin.join("postgres"))
             .arg("--version")
             .output()
             .doing(|| format!("run {}", bin.join("postgres").display()))?;
         let major = major_version(&String::from_utf8_lossy(&output.stdout));
-        Ok(Programs { bin, major })
+        Ok(Programs { bin: bin.to_owned(), major })
     }
 
     /// The folder that holds `initdb`, `pg_ctl` and `postgres`.

@@ -4,6 +4,7 @@ use graphile_worker_devdb::{Cluster, TestDatabase};
 use serde_json::Value;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
 /// Open for as long as this test process lives.
@@ -33,8 +34,9 @@ pub(crate) struct Db {
 impl Db {
     /// A database with the schema installed.
     pub(crate) async fn installed() -> Db {
-        let fingerprint = format!("graphile_worker {:?}", sql_files());
-        Db::from_template(&fingerprint, async |options| {
+        let mut hasher = std::hash::DefaultHasher::new();
+        sql_files().hash(&mut hasher);
+        Db::from_template(&format!("graphile_worker {:x}", hasher.finish()), async |options| {
             let mut connection = PgConnection::connect_with(&options).await?;
             graphile_worker::migrate(&mut connection, "graphile_worker").await?;
             Ok(())

@@ -1,0 +1,37 @@
+# Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
+.PHONY: help test check interop matrix demo postgres npm
+
+help: ## What can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+test: postgres ## Run the whole test suite, on a private PostgreSQL
+	cargo test --locked
+
+check: ## Formatting, lints, documentation; dependencies too where cargo-deny is installed
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	@if command -v cargo-deny >/dev/null; then cargo deny check licenses bans sources; else echo "cargo-deny is not installed: skipped"; fi
+
+interop: postgres npm ## Test beside the real Node package (needs npm)
+	cargo test --locked -p graphile_worker_interop
+
+matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (Linux x64, needs npm)
+	for version in 12 18; do \
+	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin cargo test --locked -p graphile_worker || exit; \
+	done
+
+demo: postgres ## Install the schema into a private PostgreSQL and add some jobs
+	cargo run --locked --quiet -p graphile_worker --example first_jobs
+
+# The programs of a PostgreSQL server, from the system's package manager where there are none.
+postgres:
+	@scripts/ensure-postgres
+
+# The pinned packages of interop/, from npm.
+npm: interop/node_modules/.installed
+
+interop/node_modules/.installed: interop/package-lock.json
+	@command -v npm >/dev/null || { echo "this needs npm: install Node.js and try again" >&2; exit 1; }
+	npm ci --prefix interop --no-audit --no-fund
+	@touch $@

@@ -1,0 +1,138 @@
+//! What Node's release installs and what we install are the same, but for what is ours.
+
+#![allow(missing_docs)]
+
+use graphile_worker_interop::Db;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Every object of the schema that users or programs can see, by name, with all that matters of it.
+const CATALOG: &str = r#"
+with everything (name, definition) as (
+  select 'table ' || relname, json_build_object('kind', relkind, 'row security', relrowsecurity, 'forced', relforcerowsecurity)
+  from pg_class where relnamespace = 'graphile_worker'::regnamespace and relkind in ('r', 'v', 'm', 'p')
+  union all
+  select 'column ' || relname || '.' || attname, json_build_object(
+    'position', row_number() over (partition by attrelid order by attnum),
+    'type', format_type(atttypid, atttypmod), 'not null', attnotnull, 'identity', attidentity, 'generated', attgenerated,
+    'default', pg_get_expr(adbin, adrelid))
+  from pg_attribute
+  join pg_class on pg_class.oid = attrelid
+  left join pg_attrdef on adrelid = attrelid and adnum = attnum
+  where relnamespace = 'graphile_worker'::regnamespace and relkind in ('r', 'v', 'c') and attnum > 0 and not attisdropped
+  union all
+  select 'constraint ' || conrelid::regclass || ' ' || conname, to_json(pg_get_constraintdef(oid))
+  from pg_constraint where connamespace = 'graphile_worker'::regnamespace and contype <> 'n'
+  union all
+  select 'index ' || indexrelid::regclass, to_json(pg_get_indexdef(indexrelid))
+  from pg_index join pg_class on pg_class.oid = indrelid where relnamespace = 'graphile_worker'::regnamespace
+  union all
+  select 'function ' || proname, json_build_object(
+    'arguments', pg_get_function_arguments(oid), 'result', pg_get_function_result(oid), 'kind', prokind,
+    'strict', proisstrict, 'volatility', provolatile, 'security definer', prosecdef, 'rights', proacl::text)
+  from pg_proc where pronamespace = 'graphile_worker'::regnamespace
+  union all
+  select 'view ' || relname, to_json(pg_get_viewdef(oid))
+  from pg_class where relnamespace = 'graphile_worker'::regnamespace and relkind = 'v'
+  union all
+  select 'trigger ' || tgrelid::regclass || ' ' || tgname, to_json(pg_get_triggerdef(pg_trigger.oid))
+  from pg_trigger join pg_class on pg_class.oid = tgrelid where relnamespace = 'graphile_worker'::regnamespace
+  union all
+  select 'policy ' || polname, to_json(polrelid::regclass::text) from pg_policy
+  union all
+  select 'ledger ' || id, json_build_object('breaking', breaking) from graphile_worker.migrations
+)
+select json_object_agg(name, definition) from everything
+"#;
+
+/// What we add to the contract, all of it.
+const OURS: [&str; 15] = [
+    "column _rs_additions.breaking",
+    "column _rs_additions.checksum",
+    "column _rs_additions.id",
+    "column _rs_additions.ts",
+    "constraint graphile_worker._rs_additions _rs_additions_pkey",
+    "function _rs_flags_object",
+    "function _rs_job_problem",
+    "function _rs_job_queue_id",
+    "function _rs_json_arrays_joined",
+    "function _rs_may_administer",
+    "function _rs_notify_jobs",
+    "function _rs_put_keyed_job",
+    "function _rs_task_id",
+    "index graphile_worker._rs_additions_pkey",
+    "table _rs_additions",
+];
+
+async fn catalog(db: &Db) -> BTreeMap<String, Value> {
+    serde_json::from_value(db.value(CATALOG).await).expect("an object")
+}
+
+#[tokio::test]
+async fn our_catalog_is_nodes_plus_what_is_listed_here() {
+    let nodes = catalog(&Db::nodes("graphile-worker").await).await;
+    let mut ours = catalog(&Db::ours().await).await;
+    assert!(nodes.len() > 80, "the query found the catalog");
+
+    let added: Vec<String> = ours.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
+    assert_eq!(added, OURS);
+    ours.retain(|name, _| nodes.contains_key(name));
+    for (name, definition) in &nodes {
+        assert_eq!(ours.get(name), Some(definition), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn taking_over_or_moving_up_ends_with_the_catalog_of_a_fresh_installation() {
+    let fresh = catalog(&Db::ours().await).await;
+    for package in [
+        "graphile-worker",
+        "graphile-worker-0.17",
+        "graphile-worker-0.16",
+        "graphile-worker-0.15",
+        "graphile-worker-0.14",
+        "graphile-worker-0.13",
+    ] {
+        let db = Db::nodes(package).await;
+        graphile_worker::migrate(&db.pool, "graphile_worker").await.expect("a migration");
+        assert_eq!(catalog(&db).await, fresh, "{package}");
+    }
+}
+
+#[tokio::test]
+async fn node_finds_nothing_to_do_on_our_schema_and_leaves_our_functions_alone() {
+    let db = Db::ours().await;
+    let state = "select json_build_array(
+        (select json_agg(json_build_array(proname, oid, xmin) order by oid) from pg_proc where pronamespace = 'graphile_worker'::regnamespace),
+        (select json_agg(json_build_array(relname, oid, xmin) order by oid) from pg_class where relnamespace = 'graphile_worker'::regnamespace),
+        (select json_agg(m order by id) from graphile_worker.migrations m))";
+    let before = db.value(state).await;
+    for package in ["graphile-worker", "graphile-worker-0.17"] {
+        db.node_migrates(package);
+        assert_eq!(db.value(state).await, before, "{package}");
+    }
+    let again = graphile_worker::migrate(&db.pool, "graphile_worker").await.expect("a migration");
+    assert!(!again.changed);
+}
+
+#[tokio::test]
+async fn what_node_replaces_when_it_completes_the_ledger_is_put_back() {
+    let db = Db::ours().await;
+    let ours = db.value(CATALOG).await;
+    // As if we had taken over a database of level 19 and Node's 20 came after us.
+    db.run("delete from graphile_worker.migrations where id = 20").await;
+    db.node_migrates("graphile-worker");
+    assert_eq!(
+        db.value("select proconfig is null from pg_proc where proname = 'add_job'").await,
+        json!(true),
+        "Node's own"
+    );
+    let migration = graphile_worker::migrate(&db.pool, "graphile_worker").await.expect("a migration");
+    assert!(migration.changed);
+    assert_eq!(
+        db.value("select proconfig is null from pg_proc where proname = 'add_job'").await,
+        json!(false),
+        "ours again"
+    );
+    assert_eq!(db.value(CATALOG).await, ours);
+}
