@@ -53,9 +53,10 @@ fn other_owner(folder: &Path) -> (Child, String) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let url =
-        lines.map_while(Result::ok).find_map(|line| line.split_once("postgres://").map(|(_, url)| url.to_owned()));
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let url = lines.find_map(|line| line.split_once("postgres://").map(|(_, url)| url.to_owned()));
+    // Somebody must read on, or the other process stumbles over a closed pipe.
+    std::thread::spawn(move || lines.for_each(drop));
     (child, url.expect("the other process prints a URL"))
 }
 
