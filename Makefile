@@ -22,7 +22,7 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 	done
 
 demo: postgres ## Install the schema into a private PostgreSQL and add some jobs
-	cargo run --locked --quiet -p graphile_worker --example first_jobs
+	cargo run --locked -p graphile_worker --example first_jobs
 
 # The programs of a PostgreSQL server, from the system's package manager where there are none.
 postgres:

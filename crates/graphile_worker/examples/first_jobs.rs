@@ -8,6 +8,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = Cluster::open(std::env::temp_dir().join("graphile-worker-demo"))?;
     let pool = PgPool::connect_with(cluster.options("postgres")).await?;
     sqlx::raw_sql("drop schema if exists graphile_worker cascade").execute(&pool).await?;
+    println!("a private PostgreSQL in {}", cluster.folder().display());
     println!("{}", graphile_worker::migrate(&pool, "graphile_worker").await?);
 
     for statement in [

@@ -1,7 +1,7 @@
 //! The SQL files, with the schema's name put in. The only file that knows how a name is quoted.
 //!
 //! Files use psql's own notation, `:"schema"` for the identifier and `:'schema'` for the text, so that
-//! `psql -1 -v schema=graphile_worker -f FILE` runs any of them as it stands.
+//! `psql -1 -v schema=graphile_worker -f FILE` can run, prepare or explain them as they stand.
 
 use crate::Error;
 use sqlx::AssertSqlSafe;
@@ -21,6 +21,8 @@ impl Schema {
             "is longer than the 63 bytes that PostgreSQL keeps of a name"
         } else if name.contains('\0') {
             "contains a NUL character"
+        } else if name == "$user" {
+            "is what PostgreSQL's search_path takes for the name of the current role"
         } else {
             return Ok(Schema(name.to_owned()));
         };
@@ -33,7 +35,7 @@ impl Schema {
 
     /// The text of an SQL file for this schema.
     pub(crate) fn sql(&self, file: &'static str) -> AssertSqlSafe<String> {
-        let identifier = format!("\"{}\"", self.0.replace('"', "\"\""));
+        let identifier = quote_identifier(&self.0);
         let text = if self.0.contains('\\') {
             format!(" E'{}'", self.0.replace('\\', "\\\\").replace('\'', "''"))
         } else {
@@ -50,6 +52,10 @@ impl Schema {
         sql.push_str(rest);
         AssertSqlSafe(sql)
     }
+}
+
+pub(crate) fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
 }
 
 /// The statements, one a file.
@@ -102,7 +108,9 @@ mod tests {
 
     #[test]
     fn a_name_that_postgresql_would_change_is_refused() {
-        for (name, problem) in [("", "is empty"), ("a\0b", "NUL"), (&"x".repeat(64), "63 bytes")] {
+        for (name, problem) in
+            [("", "is empty"), ("a\0b", "NUL"), ("$user", "current role"), (&"x".repeat(64), "63 bytes")]
+        {
             let message = Schema::new(name).expect_err("not a legal name").to_string();
             assert!(message.contains(problem), "{message}");
         }

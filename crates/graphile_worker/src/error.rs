@@ -22,7 +22,7 @@ pub enum Error {
 
     /// A newer release has changed the schema in a way that this one must not work with.
     #[error(
-        "the schema \"{schema}\" holds the breaking migration {} of {author}, and this release knows them up to {known}: use a release that knows it",
+        "the schema {schema:?} holds the breaking migration {} of {author}, and this release knows them up to {known}: use a release that knows it",
         list(unknown)
     )]
     SchemaTooNew {
@@ -36,9 +36,29 @@ pub enum Error {
         known: i32,
     },
 
+    /// The schema belongs to something else.
+    #[error(
+        "the schema {schema:?} has a table `jobs` and no ledger, so it is not Graphile Worker's: choose another schema"
+    )]
+    SchemaOccupied {
+        /// The schema.
+        schema: String,
+    },
+
+    /// The role may not create schemas, and there is none.
+    #[error("the schema {schema:?} does not exist, and this role may not create it: have the owner of the database run `create schema {quoted} authorization \"{role}\"`, then try again", quoted = crate::db::quote_identifier(schema))]
+    MayNotCreateSchema {
+        /// The schema.
+        schema: String,
+        /// The role that tried.
+        role: String,
+        /// What the server said.
+        source: sqlx::Error,
+    },
+
     /// An old release's schema cannot be moved up while its workers run jobs.
     #[error(
-        "the schema \"{schema}\" is at level {level}, and {held} locks on its jobs and queues are held by {workers}: stop the workers of the old release and let their jobs finish, then try again (locks of dead workers expire after 4 hours; to clear them now, set locked_at and locked_by to null in its tables jobs and job_queues)"
+        "the schema {schema:?} is at level {level}, and {held} locks on its jobs and queues are held by {workers}: stop the workers of the old release and let their jobs finish, then try again (locks of dead workers expire after 4 hours; to clear them now, set locked_at and locked_by to null in its tables jobs and job_queues)"
     )]
     JobsRunning {
         /// The schema.

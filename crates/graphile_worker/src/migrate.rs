@@ -52,11 +52,11 @@ impl fmt::Display for Migration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Migration { schema, from, level, changed, moved_jobs } = self;
         match (from, changed) {
-            (_, false) => write!(f, "schema \"{schema}\" is up to date at level {level}"),
-            (None, true) => write!(f, "schema \"{schema}\" installed at level {level}"),
-            (Some(from), true) if from == level => write!(f, "schema \"{schema}\" updated at level {level}"),
+            (_, false) => write!(f, "schema {schema:?} is up to date at level {level}"),
+            (None, true) => write!(f, "schema {schema:?} installed at level {level}"),
+            (Some(from), true) if from == level => write!(f, "schema {schema:?} updated at level {level}"),
             (Some(from), true) => {
-                write!(f, "schema \"{schema}\" updated from level {from} to level {level}")?;
+                write!(f, "schema {schema:?} updated from level {from} to level {level}")?;
                 if *moved_jobs > 0 { write!(f, ", {moved_jobs} jobs kept") } else { Ok(()) }
             }
         }
@@ -97,7 +97,7 @@ async fn migrate_once(connection: &mut PgConnection, schema: &Schema) -> Result<
         return Ok(report(schema, &found, false, 0));
     }
 
-    let doing = || format!("migrate the schema \"{}\"", schema.name());
+    let doing = || format!("migrate the schema {:?}", schema.name());
     // Read committed, whatever the database's default: what we read after waiting for the lock must be
     // what the one before us has left.
     let mut transaction = connection.begin_with("begin isolation level read committed").await.doing(doing)?;
@@ -144,6 +144,7 @@ fn somebody_else_was_at_it(error: &Error) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Installation {
     server_version: i32,
+    role: String,
     schema_exists: bool,
     /// Node's ledger, if there is one.
     ledger: Option<Vec<Step>>,
@@ -188,11 +189,12 @@ impl Installation {
 }
 
 async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installation, Error> {
-    let doing = || format!("look at the schema \"{}\"", schema.name());
+    let doing = || format!("look at the schema {:?}", schema.name());
     let row = sqlx::query(schema.sql(queries::INSTALLATION)).fetch_one(&mut *connection).await.doing(doing)?;
     let is = |column: &str| row.try_get::<bool, _>(column).doing(doing);
     let mut found = Installation {
         server_version: row.try_get("server_version").doing(doing)?,
+        role: row.try_get("role").doing(doing)?,
         schema_exists: is("schema_exists")?,
         ledger_has_breaking: is("ledger_has_breaking")?,
         layout: match (is("tables_exist")?, is("old_tables_exist")?, is("old_tables_have_task_ids")?) {
@@ -230,7 +232,7 @@ async fn functions_checksum(connection: &mut PgConnection, schema: &Schema) -> R
     sqlx::query_scalar(schema.sql(queries::FUNCTIONS_CHECKSUM))
         .fetch_one(connection)
         .await
-        .doing(|| format!("look at the functions of the schema \"{}\"", schema.name()))
+        .doing(|| format!("look at the functions of the schema {:?}", schema.name()))
 }
 
 /// What is to be done, in this order.
@@ -268,6 +270,9 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
     if found.server_version < LOWEST_POSTGRES {
         let version = found.server_version;
         return Err(Error::ServerTooOld { found: format!("{}.{}", version / 10_000, version % 10_000) });
+    }
+    if found.level().is_none() && matches!(found.layout, Layout::ByName | Layout::ById) {
+        return Err(Error::SchemaOccupied { schema: schema.name().to_owned() });
     }
     let mut warnings = Vec::new();
     refuse_unknown(schema, "Node's graphile-worker", found.ledger.as_deref(), LEVEL, &mut warnings)?;
@@ -354,7 +359,7 @@ async fn apply(
 ) -> Result<u64, Error> {
     let mut moved_jobs = 0;
     if plan.create_schema {
-        run(connection, schema, schema::SCHEMA, "create the schema").await?;
+        create_schema(connection, schema, &found.role).await?;
     }
     if plan.create_ledger {
         run(connection, schema, schema::LEDGER, "create the ledger").await?;
@@ -385,12 +390,25 @@ async fn apply(
     Ok(moved_jobs)
 }
 
+async fn create_schema(connection: &mut PgConnection, schema: &Schema, role: &str) -> Result<(), Error> {
+    match run(connection, schema, schema::SCHEMA, "create the schema").await {
+        Err(Error::Database { source, .. }) if is_permission_denied(&source) => {
+            Err(Error::MayNotCreateSchema { schema: schema.name().to_owned(), role: role.to_owned(), source })
+        }
+        result => result,
+    }
+}
+
+fn is_permission_denied(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "42501")
+}
+
 async fn run(connection: &mut PgConnection, schema: &Schema, file: &'static str, what: &str) -> Result<(), Error> {
     sqlx::raw_sql(schema.sql(file))
         .execute(connection)
         .await
         .map(|_| ())
-        .doing(|| format!("{what} of \"{}\"", schema.name()))
+        .doing(|| format!("{what} of {:?}", schema.name()))
 }
 
 /// Brings the jobs of an old release into new tables. Refuses while a worker of that release holds any:
@@ -401,7 +419,7 @@ async fn move_jobs(
     found: &Installation,
     layout: Layout,
 ) -> Result<u64, Error> {
-    let doing = || format!("move the jobs of \"{}\"", schema.name());
+    let doing = || format!("move the jobs of {:?}", schema.name());
     run(connection, schema, schema::OLD_LAYOUT_SET_ASIDE, "set aside the old tables").await?;
     let locks = sqlx::query(schema.sql(queries::OLD_LAYOUT_LOCKS)).fetch_one(&mut *connection).await.doing(doing)?;
     let held: i64 = locks.try_get("held").doing(doing)?;
@@ -430,7 +448,7 @@ async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Re
         .execute(connection)
         .await
         .map(|_| ())
-        .doing(|| format!("record the functions of \"{}\"", schema.name()))
+        .doing(|| format!("record the functions of {:?}", schema.name()))
 }
 
 async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Result<(), Error> {
@@ -441,7 +459,7 @@ async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Re
     .execute(connection)
     .await
     .map(|_| ())
-    .doing(|| format!("announce the migration of \"{}\"", schema.name()))
+    .doing(|| format!("announce the migration of {:?}", schema.name()))
 }
 
 #[cfg(test)]
@@ -463,6 +481,7 @@ mod tests {
     fn up_to_date() -> Installation {
         Installation {
             server_version: 150_018,
+            role: "app".to_owned(),
             schema_exists: true,
             ledger: ledger(1..=20),
             ledger_has_breaking: true,

@@ -65,15 +65,15 @@ pub async fn main() -> ExitCode {
         .with_target(false)
         .try_init();
     match install_schema(arguments).await {
-        Ok(migration) => {
-            println!("{migration}");
+        Ok(report) => {
+            println!("{report}");
             ExitCode::SUCCESS
         }
         Err(failure) => fail(failure),
     }
 }
 
-async fn install_schema(arguments: Arguments) -> Result<graphile_worker::Migration, Failure> {
+async fn install_schema(arguments: Arguments) -> Result<String, Failure> {
     let Some(url) = arguments.connection else {
         return Err(Failure::Usage("no database given: use -c URL or set DATABASE_URL".to_owned()));
     };
@@ -81,14 +81,15 @@ async fn install_schema(arguments: Arguments) -> Result<graphile_worker::Migrati
         return Err(Failure::Usage("this release can only install the schema: add --schema-only".to_owned()));
     }
     let options = parse_url(&url)?.application_name("graphile-worker");
-    let target = format!("{}:{}", options.get_host(), options.get_port());
+    let server = format!("{}:{}", options.get_host(), options.get_port());
     let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, options.connect())
         .await
-        .map_err(|_| format!("could not connect to {target}: no answer in {} seconds", CONNECT_TIMEOUT.as_secs()))?
-        .map_err(|error| format!("could not connect to {target}: {}", explain(&error)))?;
+        .map_err(|_| format!("could not connect to {server}: no answer in {} seconds", CONNECT_TIMEOUT.as_secs()))?
+        .map_err(|error| format!("could not connect to {server}: {}", explain(&error)))?;
     let migration = graphile_worker::migrate(&mut connection, &arguments.schema).await?;
+    let database: String = sqlx::query_scalar("select current_database()::text").fetch_one(&mut connection).await?;
     let _ = connection.close().await;
-    Ok(migration)
+    Ok(format!("{migration}, in the database {database:?} on {server}"))
 }
 
 /// The parser's own message may quote the password, so ours says nothing of what it found.
@@ -97,7 +98,9 @@ fn parse_url(url: &str) -> Result<PgConnectOptions, Failure> {
     let parsed = if scheme_is_ours { url.parse().ok() } else { None };
     parsed.ok_or_else(|| {
         Failure::Usage(
-            "the connection string is not a URL such as postgres://user:password@host:5432/database".to_owned(),
+            "the connection string is not a URL such as postgres://user:password@host:5432/database, with special \
+             characters in the password percent-encoded"
+                .to_owned(),
         )
     })
 }
@@ -115,11 +118,13 @@ fn fail(failure: Failure) -> ExitCode {
     }
 }
 
-/// Clap explains at length; the first paragraph says what is wrong.
+/// Clap explains at length; what comes before the usage says what is wrong, and often what was meant.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let paragraph: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    paragraph.join(" ").trim_start_matches("error: ").to_owned()
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let explanation: Vec<&str> =
+        lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
+    explanation.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 /// An error with its sources, in one line. Of what the server said, its message, detail and hint.

@@ -18,6 +18,11 @@ async fn run_sql(database: &TestDatabase, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
 }
 
+/// Host and port.
+fn server(database: &TestDatabase) -> String {
+    database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned()
+}
+
 fn graphile_worker(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_graphile-worker"));
     command.args(arguments).env_remove("DATABASE_URL").env_remove("RUST_LOG");
@@ -43,13 +48,14 @@ fn failure(arguments: &[&str]) -> (i32, String) {
 async fn installs_the_schema_and_says_so() {
     let database = empty_database().await;
     let arguments = ["-c", database.url(), "--schema-only"];
+    let place = format!("in the database {:?} on {}", database.name(), server(&database));
     assert_eq!(
         outcome(graphile_worker(&arguments)),
-        (Some(0), "schema \"graphile_worker\" installed at level 20".to_owned())
+        (Some(0), format!("schema \"graphile_worker\" installed at level 20, {place}"))
     );
     assert_eq!(
         outcome(graphile_worker(&arguments)),
-        (Some(0), "schema \"graphile_worker\" is up to date at level 20".to_owned())
+        (Some(0), format!("schema \"graphile_worker\" is up to date at level 20, {place}"))
     );
     run_sql(&database, "select graphile_worker.add_job('t')").await;
 }
@@ -59,7 +65,9 @@ async fn takes_the_connection_from_the_environment_and_the_schema_from_a_flag() 
     let database = empty_database().await;
     let mut command = graphile_worker(&["--schema-only", "--schema", "My \"jobs\""]);
     command.env("DATABASE_URL", database.url());
-    assert_eq!(outcome(command), (Some(0), "schema \"My \"jobs\"\" installed at level 20".to_owned()));
+    let (code, line) = outcome(command);
+    assert_eq!(code, Some(0));
+    assert!(line.starts_with(r#"schema "My \"jobs\"" installed at level 20"#), "{line}");
     run_sql(&database, "select \"My \"\"jobs\"\"\".add_job('t')").await;
 }
 
@@ -84,6 +92,7 @@ fn wrong_usage_is_explained_with_exit_code_2() {
         (&["--schema-only"][..], "no database given: use -c URL or set DATABASE_URL"),
         (&["-c", "postgres://localhost/db"], "this release can only install the schema: add --schema-only"),
         (&["--schema-only", "--frobnicate"], "unexpected argument '--frobnicate' found"),
+        (&["--schemaonly"], "unexpected argument '--schemaonly' found tip: a similar argument exists: '--schema-only'"),
         (&["--schema-only", "-c"], "a value is required for '--connection <URL>' but none was supplied"),
         (
             &["--schema-only", "-c", "http://user:secret@host/db:x"],
@@ -103,8 +112,7 @@ fn wrong_usage_is_explained_with_exit_code_2() {
 #[tokio::test]
 async fn what_the_database_refuses_is_explained_with_exit_code_1() {
     let database = empty_database().await;
-    let server = database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned();
-    let wrong_password = format!("postgres://postgres:secret@{server}/{}", database.name());
+    let wrong_password = format!("postgres://postgres:secret@{}/{}", server(&database), database.name());
     let no_such_database = database.url().replace(database.name(), "nowhere");
     for (url, schema, message) in [
         (
@@ -131,6 +139,15 @@ async fn a_schema_of_a_newer_release_is_refused() {
     let (code, line) = failure(&["-c", database.url(), "--schema-only"]);
     assert_eq!(code, 1);
     assert!(line.contains("holds the breaking migration 23 of Node's graphile-worker"), "{line}");
+}
+
+#[tokio::test]
+async fn a_url_without_a_user_means_the_one_who_runs_it() {
+    let database = empty_database().await;
+    let (code, line) = failure(&["--schema-only", "-c", &format!("postgres://{}/db", server(&database))]);
+    let user = String::from_utf8(Command::new("id").arg("-un").output().unwrap().stdout).unwrap();
+    assert_eq!(code, 1);
+    assert!(line.contains(&format!("user \"{}\"", user.trim())), "{line}");
 }
 
 #[test]

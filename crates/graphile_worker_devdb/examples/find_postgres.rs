@@ -1,6 +1,6 @@
-//! Prints which PostgreSQL would be used, or how to install one.
+//! Prints which PostgreSQL would be used. Exits with 3 where none is installed, with 1 where something else is wrong.
 
-use graphile_worker_devdb::Programs;
+use graphile_worker_devdb::{Error, Programs};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -11,7 +11,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("{error}");
-            ExitCode::FAILURE
+            if matches!(error, Error::NotInstalled) { ExitCode::from(3) } else { ExitCode::FAILURE }
         }
     }
 }

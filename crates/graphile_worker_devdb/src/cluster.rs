@@ -222,7 +222,7 @@ impl Folder {
         self.server().join("data")
     }
 
-    fn users(&self) -> PathBuf {
+    pub(crate) fn users(&self) -> PathBuf {
         self.path.join("users")
     }
 

@@ -5,20 +5,23 @@ use crate::error::Doing;
 use crate::{Cluster, Error};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, mpsc};
+use std::sync::{LazyLock, Once, mpsc};
 
 /// More templates than this are leftovers of earlier versions of somebody's schema.
 const TEMPLATES_KEPT: i64 = 12;
 
-/// A database that is dropped with this value, except when a test panics: then it stays, and its URL
-/// is printed.
+/// A database that is dropped with this value, except when a test panics: then its URL is printed, and
+/// it stays for ten minutes or until the next run.
 #[derive(Debug)]
 pub struct TestDatabase {
     name: String,
     url: String,
     options: PgConnectOptions,
     maintenance: PgConnectOptions,
+    users: PathBuf,
 }
 
 impl TestDatabase {
@@ -41,11 +44,24 @@ impl TestDatabase {
 impl Drop for TestDatabase {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the test's database is kept until the next run: psql {}", self.url);
+            eprintln!("the test's database is kept for ten minutes, or until the next run: psql {}", self.url);
+            keep_server_running(&self.users);
         } else {
             let _ = JANITOR.send((self.maintenance.clone(), self.name.clone()));
         }
     }
+}
+
+/// A process that does nothing, as one more user of the server.
+fn keep_server_running(users: &Path) {
+    static KEEPER: Once = Once::new();
+    KEEPER.call_once(|| {
+        let idle = || Stdio::null();
+        let sleep = Command::new("sleep").arg("600").stdin(idle()).stdout(idle()).stderr(idle()).spawn();
+        if let Ok(sleep) = sleep {
+            let _ = std::fs::write(users.join(format!("{}-kept", sleep.id())), "");
+        }
+    });
 }
 
 /// Drops databases in the background, so that a test does not wait for it. What it has not reached when
@@ -92,7 +108,13 @@ impl Cluster {
             copied = sqlx::query(AssertSqlSafe(copy)).execute(&mut connection).await;
         }
         copied.doing(|| format!("copy the template database `{template}`"))?;
-        Ok(TestDatabase { url: self.url(&name), options: self.options(&name), maintenance, name })
+        Ok(TestDatabase {
+            url: self.url(&name),
+            options: self.options(&name),
+            maintenance,
+            users: self.folder.users(),
+            name,
+        })
     }
 
     async fn install_template<I>(

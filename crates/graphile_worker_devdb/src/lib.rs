@@ -6,6 +6,8 @@
 //!
 //! let cluster = Cluster::open("./.graphile-worker")?;
 //! println!("psql {}", cluster.url("postgres"));
+//! // The server runs for as long as somebody has a handle on it.
+//! std::io::stdin().read_line(&mut String::new())?;
 //! # Ok(()) }
 //! ```
 //!
@@ -28,6 +30,8 @@
 //! let pool = sqlx::PgPool::connect_with(database.options()).await?;
 //! # Ok(()) }
 //! ```
+//!
+//! The examples use `tokio` and `sqlx` 0.9 with its features `postgres` and `runtime-tokio`.
 //!
 //! It runs the PostgreSQL programs that are installed ([`Programs::find`]) and downloads nothing. It
 //! needs a Unix.

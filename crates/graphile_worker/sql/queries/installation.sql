@@ -1,6 +1,7 @@
 -- What is there, in one row, without touching anything that might be missing. Locks nothing.
 select
   current_setting('server_version_num')::int as server_version,
+  current_user::text as role,
   exists (select from pg_namespace where nspname = :'schema') as schema_exists,
   coalesce(bool_or(relname = 'migrations'), false) as ledger_exists,
   coalesce(bool_or(relname = '_rs_additions'), false) as additions_exist,

@@ -100,6 +100,9 @@ async fn any_legal_schema_name_works() {
         "$body$",
         "select",
         "näme☃",
+        "$user ",
+        "a, b",
+        "new\nline",
         ":'schema'",
         &"x".repeat(63),
     ] {
@@ -134,7 +137,9 @@ async fn two_schemas_in_one_database_keep_to_themselves() {
 #[tokio::test]
 async fn a_name_that_cannot_be_a_schema_is_refused_with_a_sentence() {
     let db = Db::empty().await;
-    for (name, problem) in [("", "is empty"), ("a\0b", "contains a NUL"), (&"x".repeat(64), "63 bytes")] {
+    for (name, problem) in
+        [("", "is empty"), ("a\0b", "contains a NUL"), ("$user", "current role"), (&"x".repeat(64), "63 bytes")]
+    {
         let error = migrate(&db.pool, name).await.unwrap_err();
         assert!(error.to_string().contains(problem), "{error}");
     }
@@ -183,9 +188,20 @@ async fn a_role_that_may_not_create_schemas_and_finds_none_is_told_so() {
     let db = Db::empty().await;
     let role = limited_role(&db).await;
     let error = migrate(&mut db.connect_as(&role).await, "graphile_worker").await.unwrap_err();
-    assert_eq!(error.to_string(), "could not create the schema of \"graphile_worker\"");
+    let advice = format!("`create schema \"graphile_worker\" authorization \"{role}\"`");
+    assert!(error.to_string().contains(&advice), "{error}");
     assert!(source(&error).contains("permission denied for database"), "{error:?}");
+    db.run(advice.trim_matches('`')).await;
+    migrate(&mut db.connect_as(&role).await, "graphile_worker").await.unwrap();
     drop_role(&db, &role).await;
+}
+
+#[tokio::test]
+async fn a_schema_that_is_somebody_elses_is_refused() {
+    let db = Db::empty().await;
+    db.run("create schema occupied; create table occupied.jobs (id int)").await;
+    let error = migrate(&db.pool, "occupied").await.unwrap_err();
+    assert!(matches!(error, Error::SchemaOccupied { .. }), "{error}");
 }
 
 #[tokio::test]
