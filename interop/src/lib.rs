@@ -69,8 +69,14 @@ impl Db {
 
     /// `graphile-worker --schema-only` of that release.
     pub fn node_migrates(&self, package: &str) {
+        let output = self.node_tries_to_migrate(package);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// The same, whatever comes of it.
+    pub fn node_tries_to_migrate(&self, package: &str) -> Output {
         let cli = modules().join(package).join("dist/cli.js");
-        self.node(&cli, &["-c", self.database.url(), "-s", "graphile_worker", "--schema-only"]);
+        node(&cli, &["-c", self.database.url(), "-s", "graphile_worker", "--schema-only"])
     }
 
     /// Runs what there is with a worker of that release; see `node/worker.cjs`.
@@ -85,32 +91,15 @@ impl Db {
 
     async fn node_worker(&self, arguments: &[&str]) {
         self.run("create table if not exists ran (id serial, task text, payload json, state text, queue int)").await;
-        self.node(Path::new("node/worker.cjs"), arguments);
+        let output = node(&script("worker.cjs"), arguments);
+        assert!(output.status.success(), "{output:?}");
     }
 
     /// What Node's WorkerUtils answer; see `node/utils.cjs`.
     pub fn node_utils(&self, package: &str) -> Value {
-        let output = self.node(Path::new("node/utils.cjs"), &[package, self.database.url(), "graphile_worker"]);
+        let output = node(&script("utils.cjs"), &[package, self.database.url(), "graphile_worker"]);
+        assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).expect("JSON")
-    }
-
-    fn node(&self, script: &Path, arguments: &[&str]) -> Output {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
-        assert!(script.exists(), "{} is not there: run `make interop`, which installs it", script.display());
-        let output = Command::new(&*NODE)
-            .arg(script)
-            .args(arguments)
-            // The release's own database settings must come from its arguments.
-            .env_remove("DATABASE_URL")
-            .output()
-            .expect("Node runs");
-        assert!(
-            output.status.success(),
-            "{arguments:?}\n{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        output
     }
 
     /// Runs statements.
@@ -125,4 +114,14 @@ impl Db {
         let result = sqlx::query_scalar::<_, Option<Value>>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await;
         result.unwrap_or_else(|error| panic!("{error}\n{sql}")).unwrap_or(Value::Null)
     }
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("node").join(name)
+}
+
+fn node(script: &Path, arguments: &[&str]) -> Output {
+    assert!(script.exists(), "{} is not there: run `make interop`, which installs it", script.display());
+    // The release's own database settings must come from its arguments.
+    Command::new(&*NODE).arg(script).args(arguments).env_remove("DATABASE_URL").output().expect("Node runs")
 }

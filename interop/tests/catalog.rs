@@ -46,17 +46,19 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 15] = [
+const OURS: [&str; 17] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
     "column _rs_additions.ts",
     "constraint graphile_worker._rs_additions _rs_additions_pkey",
     "function _rs_flags_object",
+    "function _rs_give_up",
     "function _rs_job_problem",
     "function _rs_job_queue_id",
     "function _rs_json_arrays_joined",
     "function _rs_may_administer",
+    "function _rs_next_job_id",
     "function _rs_notify_jobs",
     "function _rs_put_keyed_job",
     "function _rs_task_id",

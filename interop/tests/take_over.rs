@@ -119,3 +119,29 @@ async fn a_running_job_of_the_current_layout_goes_on_while_we_take_over() {
         assert_eq!(locked, json!([2]), "{package}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn installing_at_the_same_moment_as_node_succeeds() {
+    for round in 0..6_u64 {
+        let db = std::sync::Arc::new(Db::empty().await);
+        let nodes = {
+            let db = db.clone();
+            // Node may lose the race, and then says so; what matters is what we do.
+            std::thread::spawn(move || db.node_tries_to_migrate("graphile-worker"))
+        };
+        // Somewhere in the middle of Node's twenty steps.
+        while db.value("select to_regclass('graphile_worker.migrations') is null").await == json!(true) {
+            tokio::task::yield_now().await;
+        }
+        let level = "select coalesce(max(id), 0) from graphile_worker.migrations";
+        while db.value(level).await.as_u64().expect("a level") < round * 3 {
+            tokio::task::yield_now().await;
+        }
+        migrate(&db.pool, "graphile_worker").await.expect("our migration");
+        nodes.join().expect("Node's migration");
+        migrate(&db.pool, "graphile_worker").await.expect("our migration, again");
+        db.run("select graphile_worker.add_job('note', '{\"n\": 1}', job_key := 'k')").await;
+        db.node_works("graphile-worker").await;
+        assert_eq!(db.value("select count(*) from ran").await, 1);
+    }
+}

@@ -61,6 +61,7 @@ pub(crate) fn quote_identifier(name: &str) -> String {
 /// The statements, one a file.
 pub(crate) mod queries {
     pub(crate) const INSTALLATION: &str = include_str!("../sql/queries/installation.sql");
+    pub(crate) const LOCK_LEDGER: &str = include_str!("../sql/queries/lock_ledger.sql");
     pub(crate) const LEDGER: &str = include_str!("../sql/queries/ledger.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/queries/additions.sql");
     pub(crate) const FUNCTIONS_CHECKSUM: &str = include_str!("../sql/queries/functions_checksum.sql");
@@ -76,6 +77,8 @@ pub(crate) mod schema {
     pub(crate) const LEDGER: &str = include_str!("../sql/schema/002-ledger.sql");
     pub(crate) const LEDGER_BREAKING_COLUMN: &str = include_str!("../sql/schema/003-ledger-breaking-column.sql");
     pub(crate) const TABLES: &str = include_str!("../sql/schema/010-tables.sql");
+    pub(crate) const VIEW: &str = include_str!("../sql/schema/011-view.sql");
+    pub(crate) const LEFTOVERS: &str = include_str!("../sql/schema/012-leftovers.sql");
     pub(crate) const LEDGER_ENTRIES: &str = include_str!("../sql/schema/020-ledger-entries.sql");
     pub(crate) const LEDGER_FLAGS: &str = include_str!("../sql/schema/021-ledger-flags.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");

@@ -106,6 +106,10 @@ async fn migrate_once(connection: &mut PgConnection, schema: &Schema) -> Result<
         .execute(&mut *transaction)
         .await
         .doing(doing)?;
+    if found.ledger_can_be_locked {
+        // Node takes no advisory lock, but begins each of its steps with an insert into the ledger.
+        run(&mut transaction, schema, queries::LOCK_LEDGER, "lock the ledger").await?;
+    }
     let found = look(&mut transaction, schema).await?;
     let planned = plan(schema, &found)?;
     let moved_jobs = apply(&mut transaction, schema, &found, &planned).await?;
@@ -133,10 +137,12 @@ fn somebody_else_was_at_it(error: &Error) -> bool {
     let Error::Database { source: sqlx::Error::Database(error), .. } = error else {
         return false;
     };
-    // Unique violation, duplicate schema, table, object or column, deadlock, serialization failure,
-    // and "tuple concurrently updated", which has no code of its own.
+    // What we were about to make is there (unique violation, duplicate schema, table, object, column), what we
+    // were about to use is gone (undefined table, column, object, function, wrong object type), deadlock,
+    // serialization failure, and "tuple concurrently updated", which has no code of its own.
     let code = error.code().unwrap_or_default();
-    ["23505", "42P06", "42P07", "42710", "42701", "40P01", "40001"].contains(&code.as_ref())
+    ["23505", "42P06", "42P07", "42710", "42701", "42P01", "42703", "42704", "42883", "42809", "40P01", "40001"]
+        .contains(&code.as_ref())
         || error.message().contains("concurrently updated")
 }
 
@@ -149,7 +155,10 @@ struct Installation {
     /// Node's ledger, if there is one.
     ledger: Option<Vec<Step>>,
     ledger_has_breaking: bool,
+    ledger_can_be_locked: bool,
     layout: Layout,
+    /// Since level 17.
+    view_exists: bool,
     /// Our own ledger, if there is one.
     additions: Option<Vec<Step>>,
     functions_checksum: Option<String>,
@@ -172,9 +181,9 @@ enum Layout {
     None,
     /// Levels 1 to 10: a job names its task and queue.
     ByName,
-    /// Levels 11 to 14: a job points at them, in tables with other names.
+    /// Levels 11 to 15: a job points at them, in tables with other names.
     ById,
-    /// Since level 15.
+    /// Since level 16.
     Current,
 }
 
@@ -197,12 +206,14 @@ async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installa
         role: row.try_get("role").doing(doing)?,
         schema_exists: is("schema_exists")?,
         ledger_has_breaking: is("ledger_has_breaking")?,
+        ledger_can_be_locked: is("ledger_can_be_locked")?,
         layout: match (is("tables_exist")?, is("old_tables_exist")?, is("old_tables_have_task_ids")?) {
             (true, _, _) => Layout::Current,
             (false, true, true) => Layout::ById,
             (false, true, false) => Layout::ByName,
             (false, false, _) => Layout::None,
         },
+        view_exists: is("tables_exist")? && is("view_or_table_jobs_exists")?,
         ..Installation::default()
     };
     if is("ledger_exists")? {
@@ -242,6 +253,8 @@ struct Plan {
     create_ledger: bool,
     add_breaking_column: bool,
     tables: Tables,
+    create_view: bool,
+    drop_leftovers: bool,
     complete_ledger: bool,
     correct_flags: bool,
     create_additions: bool,
@@ -290,6 +303,8 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
             Layout::Current => Tables::Keep,
             old => Tables::MoveFrom(old),
         },
+        create_view: !found.view_exists,
+        drop_leftovers: found.layout == Layout::Current && missing.contains(&18),
         complete_ledger: !missing.is_empty(),
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
@@ -371,6 +386,12 @@ async fn apply(
         Tables::Keep => {}
         Tables::Create => run(connection, schema, schema::TABLES, "create the tables").await?,
         Tables::MoveFrom(layout) => moved_jobs = move_jobs(connection, schema, found, layout).await?,
+    }
+    if plan.create_view {
+        run(connection, schema, schema::VIEW, "create the view").await?;
+    }
+    if plan.drop_leftovers {
+        run(connection, schema, schema::LEFTOVERS, "clear up the leftovers").await?;
     }
     if plan.complete_ledger {
         run(connection, schema, schema::LEDGER_ENTRIES, "complete the ledger").await?;
@@ -485,7 +506,9 @@ mod tests {
             schema_exists: true,
             ledger: ledger(1..=20),
             ledger_has_breaking: true,
+            ledger_can_be_locked: true,
             layout: Layout::Current,
+            view_exists: true,
             additions: functions("ours"),
             functions_checksum: Some("ours".to_owned()),
             differences: Vec::new(),
@@ -507,6 +530,7 @@ mod tests {
             create_schema: true,
             create_ledger: true,
             tables: Tables::Create,
+            create_view: true,
             complete_ledger: true,
             create_additions: true,
             install_functions: true,
@@ -532,6 +556,7 @@ mod tests {
             ledger: ledger(1..=10),
             ledger_has_breaking: false,
             layout: Layout::ByName,
+            view_exists: false,
             additions: None,
             ..up_to_date()
         };

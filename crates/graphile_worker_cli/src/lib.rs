@@ -121,6 +121,10 @@ fn fail(failure: Failure) -> ExitCode {
 /// Clap explains at length; what comes before the usage says what is wrong, and often what was meant.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
+    if text.contains("://") {
+        // It quotes what it found, and what it found has a password in it.
+        return "there is a connection string where none was expected: it goes behind -c".to_owned();
+    }
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let explanation: Vec<&str> =
         lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();

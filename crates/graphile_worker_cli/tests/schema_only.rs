@@ -92,6 +92,10 @@ fn wrong_usage_is_explained_with_exit_code_2() {
         (&["--schema-only"][..], "no database given: use -c URL or set DATABASE_URL"),
         (&["-c", "postgres://localhost/db"], "this release can only install the schema: add --schema-only"),
         (&["--schema-only", "--frobnicate"], "unexpected argument '--frobnicate' found"),
+        (
+            &["--schema-only", "postgres://user:secret@host/db"],
+            "there is a connection string where none was expected: it goes behind -c",
+        ),
         (&["--schemaonly"], "unexpected argument '--schemaonly' found tip: a similar argument exists: '--schema-only'"),
         (&["--schema-only", "-c"], "a value is required for '--connection <URL>' but none was supplied"),
         (

@@ -4,6 +4,7 @@
 //! ```text
 //! lock          held (flock) while a process looks whether the server runs, and starts it
 //! users/        a file for each handle that is open, named after its process
+//! watchdog      held (flock) by the watchdog for as long as it runs
 //! password      of the superuser, for connections over TCP
 //! server.log
 //! server/       belongs to the user the server runs as: data/, and the socket where the path is short
@@ -22,7 +23,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -90,7 +92,7 @@ impl ClusterOptions {
             None => folder.start_server(&self)?,
         };
         let password = fs::read_to_string(folder.path.join("password")).doing(|| "read the password".to_owned())?;
-        Ok(Cluster { port, password, _registration: registration, folder })
+        Ok(Cluster { port, password, registration: Arc::new(registration), folder })
     }
 }
 
@@ -100,7 +102,7 @@ impl ClusterOptions {
 pub struct Cluster {
     port: u16,
     password: String,
-    _registration: Registration,
+    pub(crate) registration: Arc<Registration>,
     pub(crate) folder: Folder,
 }
 
@@ -156,7 +158,7 @@ impl Cluster {
 
 /// A file in `users/`, for as long as a handle is open.
 #[derive(Debug)]
-struct Registration(PathBuf);
+pub(crate) struct Registration(PathBuf);
 
 impl Registration {
     fn new(users: &Path) -> std::io::Result<Registration> {
@@ -185,6 +187,7 @@ pub(crate) struct Folder {
 impl Folder {
     fn prepare(path: &Path, server_user: ServerUser, programs: Programs) -> Result<Folder, Error> {
         fs::create_dir_all(path).doing(|| format!("make {}", path.display()))?;
+        refuse_foreign(path, &server_user)?;
         let path = path.canonicalize().doing(|| format!("find {}", path.display()))?;
         // The kernel takes at most 104 bytes (macOS; Linux 108) for the name of a socket.
         let socket = if path.as_os_str().len() < 70 {
@@ -197,6 +200,7 @@ impl Folder {
         set_mode(&folder.path, if for_all_to_enter { 0o711 } else { 0o700 })?;
         for private in [&folder.server(), &folder.socket] {
             fs::create_dir_all(private).doing(|| format!("make {}", private.display()))?;
+            refuse_foreign(private, &folder.server_user)?;
             set_mode(private, 0o700)?;
             if let ServerUser::Other { name, uid, gid } = &folder.server_user {
                 chown(private, Some(*uid), Some(*gid)).doing(|| format!("give {} to {name}", private.display()))?;
@@ -249,7 +253,7 @@ impl Folder {
             }
             return Ok(());
         }
-        let password = random_password()?;
+        let password = random_hex()?;
         let unfinished = self.server().join("data.unfinished");
         let password_file = self.server().join("password.unfinished");
         let _ = fs::remove_dir_all(&unfinished);
@@ -277,9 +281,7 @@ impl Folder {
     fn register(&self, options: &ClusterOptions) -> Result<Registration, Error> {
         let users = self.users();
         if let Ok(registration) = Registration::new(&users) {
-            if !self.watchdog_lives() {
-                self.start_watchdog(options)?;
-            }
+            self.ensure_watchdog(options)?;
             return Ok(registration);
         }
         let patience = Instant::now() + START_TIMEOUT;
@@ -288,33 +290,32 @@ impl Folder {
         }
         fs::create_dir_all(&users).doing(|| format!("make {}", users.display()))?;
         let registration = Registration::new(&users).doing(|| format!("write to {}", users.display()))?;
-        self.start_watchdog(options)?;
+        self.ensure_watchdog(options)?;
         Ok(registration)
     }
 
-    fn watchdog_lives(&self) -> bool {
-        let Ok(pid) = fs::read_to_string(self.path.join("watchdog.pid")) else {
-            return false;
-        };
-        let alive = Command::new("kill").args(["-0", pid.trim()]).stderr(Stdio::null()).status();
-        alive.is_ok_and(|status| status.success())
-    }
-
-    /// It runs as we do, not as the server does, so that it can see our processes.
-    fn start_watchdog(&self, options: &ClusterOptions) -> Result<(), Error> {
+    /// Runs the watchdog unless one is running: that one holds a lock, on the file that is its standard input,
+    /// until it ends. It runs as we do, not as the server does, so that it can see our processes.
+    fn ensure_watchdog(&self, options: &ClusterOptions) -> Result<(), Error> {
+        let path = self.path.join("watchdog");
+        let alive = File::create(&path).doing(|| format!("make {}", path.display()))?;
+        if alive.try_lock().is_err() {
+            return Ok(());
+        }
         let child = Command::new("sh")
             .args(["-c", include_str!("watchdog.sh"), "watchdog"])
             .arg(self.users())
             .arg(options.linger.as_secs().max(1).to_string())
-            .arg(self.data().join("postmaster.pid"))
+            .arg(self.data())
             .current_dir("/")
-            .stdin(Stdio::null())
+            .stdin(alive)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
             .doing(|| "start the watchdog".to_owned())?;
-        fs::write(self.path.join("watchdog.pid"), child.id().to_string()).doing(|| "write watchdog.pid".to_owned())
+        reap(child);
+        Ok(())
     }
 
     /// The port of the running server. PostgreSQL writes it into postmaster.pid (line 4), with `ready`
@@ -373,6 +374,7 @@ impl Folder {
         let patience = Instant::now() + START_TIMEOUT;
         loop {
             if self.postmaster_file() == Some((port, true)) {
+                reap(child);
                 return Ok(port);
             }
             let exited = child.try_wait().doing(|| "watch postgres".to_owned())?.is_some();
@@ -398,10 +400,22 @@ impl Folder {
     }
 }
 
-/// Fails for a folder that somebody else has put where ours belongs.
+/// Somebody may have put a folder of their own, or a link to one of ours, where ours is to be: as root we would
+/// give it away.
+fn refuse_foreign(folder: &Path, server_user: &ServerUser) -> Result<(), Error> {
+    let metadata = fs::symlink_metadata(folder).doing(|| format!("look at {}", folder.display()))?;
+    let mut owners = vec![current_user_id()?];
+    if let ServerUser::Other { uid, .. } = server_user {
+        owners.push(*uid);
+    }
+    if metadata.is_dir() && owners.contains(&metadata.uid()) {
+        return Ok(());
+    }
+    Err(Error::ForeignFolder { folder: folder.to_owned() })
+}
+
 fn set_mode(folder: &Path, mode: u32) -> Result<(), Error> {
-    fs::set_permissions(folder, Permissions::from_mode(mode))
-        .map_err(|_| Error::ForeignFolder { folder: folder.to_owned() })
+    fs::set_permissions(folder, Permissions::from_mode(mode)).doing(|| format!("close {} to others", folder.display()))
 }
 
 /// FNV-1a: a short name for any text, which need not be more than well spread.
@@ -412,12 +426,17 @@ pub(crate) fn short_hash(text: &str) -> String {
     format!("{hash:016x}")
 }
 
+/// Waits for a process in the background: one that has ended and that nobody waited for still looks alive.
+fn reap(mut child: Child) {
+    std::thread::spawn(move || child.wait());
+}
+
 fn free_port() -> Result<u16, Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "find a free port on 127.0.0.1".to_owned())?;
     Ok(listener.local_addr().doing(|| "find a free port on 127.0.0.1".to_owned())?.port())
 }
 
-fn random_password() -> Result<String, Error> {
+pub(crate) fn random_hex() -> Result<String, Error> {
     use std::io::Read;
     let mut bytes = [0_u8; 16];
     File::open("/dev/urandom")

@@ -1,6 +1,6 @@
 //! A database for each test: a copy of a template that was installed once.
 
-use crate::cluster::short_hash;
+use crate::cluster::{Registration, random_hex, short_hash};
 use crate::error::Doing;
 use crate::{Cluster, Error};
 use sqlx::postgres::PgConnectOptions;
@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, Once, mpsc};
+use std::sync::{Arc, LazyLock, Once, mpsc};
 
 /// More templates than this are leftovers of earlier versions of somebody's schema.
 const TEMPLATES_KEPT: i64 = 12;
@@ -22,6 +22,8 @@ pub struct TestDatabase {
     options: PgConnectOptions,
     maintenance: PgConnectOptions,
     users: PathBuf,
+    /// The server runs for as long as this is there.
+    _registration: Arc<Registration>,
 }
 
 impl TestDatabase {
@@ -92,7 +94,8 @@ impl Cluster {
     {
         static DATABASES: AtomicU32 = AtomicU32::new(0);
         let number = DATABASES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("test_{}_{number}", std::process::id());
+        // The number of a process comes again, and an earlier one may have left databases.
+        let name = format!("test_{}_{number}_{}", std::process::id(), &random_hex()?[..8]);
         let source = format!("template_{}", short_hash(template));
         let maintenance = self.options("postgres");
         let mut connection =
@@ -113,6 +116,7 @@ impl Cluster {
             options: self.options(&name),
             maintenance,
             users: self.folder.users(),
+            _registration: self.registration.clone(),
             name,
         })
     }
@@ -164,7 +168,7 @@ impl Cluster {
     async fn sweep(&self, connection: &mut PgConnection) -> Result<(), Error> {
         let doing = || "drop the databases of earlier tests".to_owned();
         let names: Vec<String> =
-            sqlx::query_scalar(r"select datname::text from pg_database where datname ~ '^test_\d+_\d+$'")
+            sqlx::query_scalar(r"select datname::text from pg_database where datname ~ '^test_\d+_\d+_[0-9a-f]+$'")
                 .fetch_all(&mut *connection)
                 .await
                 .doing(doing)?;

@@ -1,9 +1,18 @@
 # Stops the server when its last user has gone, however that user went.
-# $1 is the folder of users (a file `PID-…` each), $2 how many seconds it may stay empty, $3 the server's
-# postmaster.pid. `rmdir` is the moment of decision: it fails where somebody has come back, and who comes
-# later finds no folder and waits for the server to be down.
+# $1 is the folder of users (a file `PID-…` each), $2 how many seconds it may stay empty, $3 the server's data.
+# `rmdir` is the moment of decision: it fails where somebody has come back, and who comes later finds no folder
+# and waits for the server to be down.
 trap '' HUP INT
-users=$1 patience=$2 postmaster=$3
+users=$1 patience=$2 data=$3
+
+stop_server() {
+  server=$(head -n 1 "$data/postmaster.pid") || return
+  # The number may be another program's by now; a server works in its data folder.
+  if [ -d /proc/self ] && [ "$(readlink "/proc/$server/cwd")" != "$data" ]; then return; fi
+  # A fast shutdown: open transactions are rolled back, nothing is lost.
+  kill -INT "$server"
+}
+
 empty_for=0
 while [ -d "$users" ]; do
   sleep 1
@@ -14,8 +23,7 @@ while [ -d "$users" ]; do
     if kill -0 "${pid%%-*}" 2>/dev/null; then empty_for=0; else rm -f "$user"; fi
   done
   if [ "$empty_for" -ge "$patience" ] && rmdir "$users" 2>/dev/null; then
-    # A fast shutdown: open transactions are rolled back, nothing is lost.
-    kill -INT "$(head -n 1 "$postmaster")"
+    stop_server
     exit
   fi
 done

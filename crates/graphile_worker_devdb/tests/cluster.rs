@@ -253,3 +253,45 @@ fn a_folder_of_another_version_is_refused() {
     let message = Cluster::open(&folder.0).unwrap_err().to_string();
     assert!(message.contains("was made by PostgreSQL 9, but"), "{message}");
 }
+
+#[test]
+fn a_folder_or_a_link_that_somebody_else_has_put_there_is_refused() {
+    let folder = Folder::new("link");
+    let target = folder.0.join("target");
+    std::fs::create_dir_all(&target).unwrap();
+    std::fs::create_dir_all(folder.0.join("cluster")).unwrap();
+    std::os::unix::fs::symlink(&target, folder.0.join("cluster/server")).unwrap();
+    let owner = std::fs::metadata(&target).unwrap().uid();
+    let error = Cluster::open(folder.0.join("cluster")).unwrap_err();
+    assert!(matches!(error, Error::ForeignFolder { .. }), "{error}");
+    assert_eq!(std::fs::metadata(&target).unwrap().uid(), owner, "and it is not given away");
+
+    std::os::unix::fs::symlink(&target, folder.0.join("linked")).unwrap();
+    assert!(matches!(Cluster::open(folder.0.join("linked")).unwrap_err(), Error::ForeignFolder { .. }));
+}
+
+#[tokio::test]
+async fn a_server_that_was_killed_is_started_again() {
+    let folder = Folder::new("server-killed");
+    let first = folder.open();
+    let pid = std::fs::read_to_string(folder.0.join("server/data/postmaster.pid")).unwrap();
+    let pid = pid.lines().next().unwrap().trim().to_owned();
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    while Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status().unwrap().success() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let second = folder.open();
+    connect(&second).await;
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_database_keeps_its_server_running() {
+    let folder = Folder::new("kept");
+    let cluster = folder.open();
+    let database = cluster.database("empty", async |_| Ok(())).await.unwrap();
+    drop(cluster);
+    let users = std::fs::read_dir(folder.0.join("users")).unwrap().count();
+    assert_eq!(users, 1, "the watchdog still has somebody to wait for");
+    assert!(PgConnection::connect_with(&database.options()).await.is_ok());
+}

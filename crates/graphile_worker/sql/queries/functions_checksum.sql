@@ -1,10 +1,11 @@
--- One value for the SQL functions as they stand, whoever wrote them.
+-- One value for the SQL functions as they stand, whoever wrote them. The schema's name is part of it: functions
+-- of a schema that was renamed still look for their tables under the old name.
 select md5(string_agg(
-  concat_ws(E'\x01', proname, prosrc, proconfig::text), E'\x02' order by proname, prosrc
+  concat_ws(E'\x01', :'schema', proname, prosrc, proconfig::text), E'\x02' order by proname, prosrc
 ))
 from pg_proc
 where pronamespace = (select oid from pg_namespace where nspname = :'schema') and proname in (
   'add_job', 'add_jobs', 'remove_job', 'complete_jobs', 'permanently_fail_jobs', 'reschedule_jobs',
-  'force_unlock_workers', '_rs_job_problem', '_rs_flags_object', '_rs_task_id', '_rs_job_queue_id',
-  '_rs_json_arrays_joined', '_rs_notify_jobs', '_rs_put_keyed_job', '_rs_may_administer'
+  'force_unlock_workers', '_rs_job_problem', '_rs_flags_object', '_rs_give_up', '_rs_task_id', '_rs_job_queue_id',
+  '_rs_json_arrays_joined', '_rs_next_job_id', '_rs_notify_jobs', '_rs_put_keyed_job', '_rs_may_administer'
 );

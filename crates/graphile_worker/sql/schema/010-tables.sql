@@ -1,4 +1,4 @@
--- The tables, the type and the view that Node's worker and ours share. Constraints and indexes carry
+-- The tables and the type that Node's worker and ours share. Constraints and indexes carry
 -- the names that Node's own history gave them, so that a later Node migration finds what it expects.
 
 create table :"schema"._private_tasks (
@@ -72,14 +72,3 @@ create type :"schema".job_spec as (
   priority smallint,
   flags text[]
 );
-
--- What people and dashboards read. Payloads stay out: they may be large, and private.
-create view :"schema".jobs as
-  select
-    jobs.id, job_queues.queue_name, tasks.identifier as task_identifier,
-    jobs.priority, jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
-    jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by,
-    jobs.revision, jobs.flags
-  from :"schema"._private_jobs as jobs
-  join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
-  left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id;

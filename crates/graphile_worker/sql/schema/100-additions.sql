@@ -2,6 +2,8 @@
 -- ids stay Node's. Everything that is only ours is named `_rs_…`: a later Node release may create any
 -- `_private_…` it likes and will not stumble over us.
 --
+-- Readable by all: every role that can use the schema may ask whether it is up to date.
+--
 -- `checksum` is that of the SQL functions as a step left them (queries/functions_checksum.sql): how we
 -- notice that another program has replaced them since.
 create table :"schema"._rs_additions (
@@ -10,4 +12,4 @@ create table :"schema"._rs_additions (
   breaking boolean not null default false,
   checksum text
 );
-alter table :"schema"._rs_additions enable row level security;
+grant select on :"schema"._rs_additions to public;

@@ -2,8 +2,8 @@
 -- force_unlock_workers, and their helpers, whose names begin with `_rs_` like all that is only ours.
 --
 -- Each public function sets its own search_path, so a caller's cannot redirect it; the helpers run
--- under the path of the function that called them. Row locks on jobs are taken in the order of their
--- ids, new names and new keys in alphabetical order: two batches cannot deadlock with one another.
+-- under the path of the function that called them. To keep calls from deadlocking with one another, tasks come
+-- before queues, names and keys go in alphabetical order, and jobs that are named by id in the order of their ids.
 -- Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
@@ -41,6 +41,26 @@ returns jsonb language sql immutable as $$
   select jsonb_object_agg(flag, true) from unnest(flags) as flag
 $$;
 
+-- Ends a loop that another session could have sent round once or twice, but not a thousand times: something is
+-- there that this role cannot see.
+create or replace function :"schema"._rs_give_up(what text)
+returns void language plpgsql as $$
+begin
+  raise exception using
+    errcode = '42501',
+    message = format('The %s exists, but this role can neither see nor change it.', what),
+    hint = 'Call the function as the owner of the schema, or through a function that is security definer.';
+end
+$$;
+
+-- The id that a new job gets. As the owner: whoever may insert a job need not have rights on its sequence.
+create or replace function :"schema"._rs_next_job_id()
+returns bigint language sql security definer
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  select nextval(pg_get_serial_sequence('_private_jobs', 'id'))
+$$;
+
 -- The id of a task, made if it is new. Looks before it inserts: an identity value is an int, and
 -- `on conflict` alone would burn one with every job.
 create or replace function :"schema"._rs_task_id(name text)
@@ -48,13 +68,17 @@ returns int language plpgsql as $$
 declare
   task_id int;
 begin
-  loop
+  for attempt in 1..1000 loop
     select id into task_id from _private_tasks where identifier = name;
-    exit when found;
+    if found then
+      return task_id;
+    end if;
     insert into _private_tasks (identifier) values (name) on conflict do nothing returning id into task_id;
-    exit when found;
+    if found then
+      return task_id;
+    end if;
   end loop;
-  return task_id;
+  perform _rs_give_up('task ' || quote_literal(name));
 end
 $$;
 
@@ -64,14 +88,18 @@ returns int language plpgsql strict as $$
 declare
   job_queue_id int;
 begin
-  loop
+  for attempt in 1..1000 loop
     select id into job_queue_id from _private_job_queues where queue_name = name;
-    exit when found;
+    if found then
+      return job_queue_id;
+    end if;
     insert into _private_job_queues (queue_name) values (name) on conflict do nothing
       returning id into job_queue_id;
-    exit when found;
+    if found then
+      return job_queue_id;
+    end if;
   end loop;
-  return job_queue_id;
+  perform _rs_give_up('queue ' || quote_literal(name));
 end
 $$;
 
@@ -104,12 +132,12 @@ create or replace function :"schema"._rs_put_keyed_job(
 declare
   job _private_jobs;
 begin
-  loop
+  for attempt in 1..1000 loop
     insert into _private_jobs as jobs
       (id, job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
       overriding system value
     values (
-      coalesce(id, nextval(pg_get_serial_sequence('_private_jobs', 'id'))),
+      id,
       job_queue_id,
       task_id,
       coalesce(payload, '{}'),
@@ -140,14 +168,16 @@ begin
       flags = excluded.flags
     where jobs.is_available
     returning * into job;
-    exit when found;
+    if found then
+      return job;
+    end if;
 
     -- Running, or failed for good: it keeps what it has, gives the key up and never runs again.
     update _private_jobs as jobs
     set key = null, attempts = jobs.max_attempts, updated_at = now()
     where jobs.key = job_key and not jobs.is_available;
   end loop;
-  return job;
+  perform _rs_give_up('job with key ' || quote_literal(job_key));
 end
 $$;
 
@@ -167,6 +197,8 @@ set search_path = pg_catalog, :"schema", pg_temp
 as $$
 declare
   problem text := _rs_job_problem(identifier, queue_name, max_attempts, job_key, priority, flags);
+  task_id int;
+  job_queue_id int;
   job _private_jobs;
 begin
   if problem is not null then
@@ -179,11 +211,23 @@ begin
     );
   end if;
 
+  if job_key is not null and job_key_mode = 'unsafe_dedupe' then
+    update _private_jobs as jobs
+    set revision = jobs.revision + 1, updated_at = now()
+    where jobs.key = job_key
+    returning * into job;
+    if found then
+      return job;
+    end if;
+  end if;
+
+  task_id := _rs_task_id(identifier);
+  job_queue_id := _rs_job_queue_id(queue_name);
   if job_key is null then
     insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
     values (
-      _rs_job_queue_id(queue_name),
-      _rs_task_id(identifier),
+      job_queue_id,
+      task_id,
       coalesce(payload, '{}'),
       coalesce(priority, 0),
       coalesce(run_at, now()),
@@ -193,20 +237,11 @@ begin
     returning * into job;
 
   elsif job_key_mode = 'unsafe_dedupe' then
-    loop
-      update _private_jobs as jobs
-      set revision = jobs.revision + 1, updated_at = now()
-      where jobs.key = job_key
-      returning * into job;
-      if found then
-        return job;
-      end if;
-
-      insert into _private_jobs as jobs
-        (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+    for attempt in 1..1000 loop
+      insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
       values (
-        _rs_job_queue_id(queue_name),
-        _rs_task_id(identifier),
+        job_queue_id,
+        task_id,
         coalesce(payload, '{}'),
         coalesce(priority, 0),
         coalesce(run_at, now()),
@@ -217,12 +252,24 @@ begin
       on conflict (key) do nothing
       returning * into job;
       exit when found;
+
+      -- Somebody else added it since we looked.
+      update _private_jobs as jobs
+      set revision = jobs.revision + 1, updated_at = now()
+      where jobs.key = job_key
+      returning * into job;
+      if found then
+        return job;
+      end if;
     end loop;
+    if job.id is null then
+      perform _rs_give_up('job with key ' || quote_literal(job_key));
+    end if;
 
   else
     job := _rs_put_keyed_job(
-      null, _rs_job_queue_id(queue_name), _rs_task_id(identifier), payload, priority, run_at,
-      max_attempts, job_key, flags, job_key_mode = 'preserve_run_at'
+      _rs_next_job_id(), job_queue_id, task_id, payload, priority, run_at, max_attempts, job_key, flags,
+      job_key_mode = 'preserve_run_at'
     );
   end if;
 
@@ -247,7 +294,6 @@ set enable_seqscan = off
 as $$
 declare
   problem record;
-  keys text[];
   ids bigint[];
   item record;
 begin
@@ -278,8 +324,7 @@ begin
   from (select distinct queue_name as name from unnest(specs) order by name) as names;
   perform _rs_notify_jobs(cardinality(specs));
 
-  keys := array(select job_key from unnest(specs) where job_key is not null);
-  if cardinality(keys) = 0 then
+  if not exists (select from unnest(specs) where job_key is not null) then
     return query
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
       select
@@ -295,13 +340,9 @@ begin
     return;
   end if;
 
-  -- Rows that exist are locked by id, new keys are written in alphabetical order; ids follow the order
-  -- of the specs, because that is the order in which jobs of equal priority and run_at are run.
-  perform from _private_jobs where key = any (keys) order by id for update;
-  ids := array(
-    select nextval(pg_get_serial_sequence('_private_jobs', 'id'))
-    from generate_series(1, cardinality(specs))
-  );
+  -- Keys are written in alphabetical order; ids follow the order of the specs, because that is the order in
+  -- which jobs of equal priority and run_at are run.
+  ids := array(select _rs_next_job_id() from generate_series(1, cardinality(specs)));
   for item in
     select
       spec.*,
@@ -339,7 +380,7 @@ as $$
 declare
   held _private_jobs;
 begin
-  loop
+  for attempt in 1..1000 loop
     select * into held from _private_jobs where key = job_key for update;
     exit when found;
     -- The row we waited for is gone; while we waited, the key may have passed to a new one.
@@ -347,6 +388,9 @@ begin
       return null;
     end if;
   end loop;
+  if held.id is null then
+    perform _rs_give_up('job with key ' || quote_literal(job_key));
+  end if;
 
   if _rs_may_administer(held.locked_at) then
     delete from _private_jobs where id = held.id;

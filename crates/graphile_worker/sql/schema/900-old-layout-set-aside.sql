@@ -1,4 +1,4 @@
--- Levels 1 to 14 kept jobs in a table of another shape. This moves what they left out of the way,
+-- Levels 1 to 15 kept jobs in a table of another shape. This moves what they left out of the way,
 -- 901 or 902 read it, 910 brings the rows into the tables of 010. Runs in one transaction with them.
 -- Locks the old tables against everything: a worker of an old release waits, then finds them gone.
 set local search_path = :"schema", pg_catalog, pg_temp;

@@ -1,6 +1,10 @@
--- Levels 11 to 14: a job points at its task and its queue.
+-- Levels 11 to 15: a job points at its task and its queue. No foreign key held the task in place: where it was
+-- deleted, the job is kept under a name that says so.
 create view :"schema"._old_jobs_read as
-  select jobs.*, tasks.identifier as task_identifier, job_queues.queue_name
+  select
+    jobs.*,
+    coalesce(tasks.identifier, 'deleted task ' || jobs.task_id) as task_identifier,
+    coalesce(job_queues.queue_name, 'deleted queue ' || jobs.job_queue_id) as queue_name
   from :"schema"._old_jobs as jobs
-  join :"schema"._old_tasks as tasks on tasks.id = jobs.task_id
+  left join :"schema"._old_tasks as tasks on tasks.id = jobs.task_id
   left join :"schema"._old_job_queues as job_queues on job_queues.id = jobs.job_queue_id;

@@ -34,6 +34,14 @@ select setval(
   false
 );
 
+do $$
+begin
+  if (select count(*) from _old_jobs) <> (select count(*) from _private_jobs) then
+    raise exception 'not every job of the old tables has arrived in the new ones: nothing is changed';
+  end if;
+end
+$$;
+
 drop view _old_jobs_read;
 drop table _old_jobs, _old_job_queues, _old_known_crontabs;
 drop table if exists _old_tasks;

@@ -310,3 +310,89 @@ async fn a_first_installation_disturbs_no_worker_of_another_schema() {
     migrate(&db.pool, "second").await.unwrap();
     assert!(listener.received(&db).await.is_empty());
 }
+
+#[tokio::test]
+async fn a_migration_that_node_left_at_level_16_is_completed() {
+    let db = Db::installed().await;
+    let whole =
+        "select json_agg(relname order by relname) from pg_class where relnamespace = 'graphile_worker'::regnamespace";
+    let expected = db.value(whole).await;
+    db.run(
+        "delete from graphile_worker.migrations where id > 16;
+         drop view graphile_worker.jobs;
+         drop table graphile_worker._rs_additions;
+         create function graphile_worker.tg_jobs__after_insert() returns trigger language plpgsql
+           as 'begin notify \"jobs:insert\"; return new; end';
+         create trigger _900_after_insert after insert on graphile_worker._private_jobs
+           for each statement execute procedure graphile_worker.tg_jobs__after_insert()",
+    )
+    .await;
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert_eq!((migration.from, migration.level), (Some(16), 20));
+    assert_eq!(db.value(whole).await, expected);
+    let mut listener = Listener::on(&db, "jobs:insert").await;
+    db.add_job("'t'").await;
+    assert_eq!(listener.received(&db).await.len(), 1, "the old trigger is gone");
+}
+
+#[tokio::test]
+async fn a_schema_that_was_renamed_gets_functions_that_know_its_name() {
+    let db = Db::installed().await;
+    db.run("alter schema graphile_worker rename to renamed").await;
+    assert!(migrate(&db.pool, "renamed").await.unwrap().changed);
+    migrate(&db.pool, "graphile_worker").await.unwrap();
+    db.run("select renamed.add_job('t', job_key := 'k')").await;
+    assert_eq!(db.value("select count(*) from renamed.jobs").await, 1);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+/// A role that has been given rights on the tables, as a DBA may do who wants no `security definer`.
+async fn granted_role(db: &Db, policies_for: &str) -> String {
+    let role = limited_role(db).await;
+    db.run(&format!(
+        "grant usage on schema graphile_worker to {role};
+         grant select, insert, update, delete on all tables in schema graphile_worker to {role};
+         create policy jobs on graphile_worker._private_jobs for {policies_for} to {role} using (true);
+         create policy tasks on graphile_worker._private_tasks for all to {role} using (true);
+         create policy queues on graphile_worker._private_job_queues for all to {role} using (true)"
+    ))
+    .await;
+    role
+}
+
+#[tokio::test]
+async fn a_role_with_rights_on_the_tables_can_use_every_function_and_look() {
+    let db = Db::installed().await;
+    let role = granted_role(&db, "all").await;
+    let mut granted = db.connect_as(&role).await;
+    sqlx::raw_sql(
+        "select graphile_worker.add_job('t', queue_name := 'q');
+         select graphile_worker.add_job('t', job_key := 'k');
+         select graphile_worker.add_job('t', job_key := 'd', job_key_mode := 'unsafe_dedupe');
+         select graphile_worker.add_jobs(array[('t', null, null, null, null, 'k', null, null)]::graphile_worker.job_spec[]);
+         select graphile_worker.remove_job('k')",
+    )
+    .execute(&mut granted)
+    .await
+    .unwrap();
+    assert!(!migrate(&mut granted, "graphile_worker").await.unwrap().changed);
+    drop(granted);
+    drop_role(&db, &role).await;
+}
+
+#[tokio::test]
+async fn a_role_that_cannot_see_a_job_is_told_so_and_does_not_search_for_ever() {
+    let db = Db::installed().await;
+    db.add_job("'t', job_key := 'k'").await;
+    let role = granted_role(&db, "select").await;
+    db.run(&format!("create policy add_jobs on graphile_worker._private_jobs for insert to {role} with check (true)"))
+        .await;
+    let mut granted = db.connect_as(&role).await;
+    for call in ["add_job('t', job_key := 'k', job_key_mode := 'unsafe_dedupe')", "remove_job('k')"] {
+        let error = crate::support::rows(&mut granted, &format!("select graphile_worker.{call}")).await.unwrap_err();
+        let message = error.into_database_error().unwrap().message().to_owned();
+        assert_eq!(message, "The job with key 'k' exists, but this role can neither see nor change it.", "{call}");
+    }
+    drop(granted);
+    drop_role(&db, &role).await;
+}

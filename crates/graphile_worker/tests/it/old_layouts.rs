@@ -161,6 +161,16 @@ async fn the_first_releases_columns_are_enough() {
 }
 
 #[tokio::test]
+async fn a_job_whose_task_was_deleted_is_kept() {
+    let db = Db::empty().await;
+    db.run(BY_ID).await;
+    db.run("delete from graphile_worker.tasks where identifier = 'report'").await;
+    let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
+    assert_eq!(migration.moved_jobs, 3);
+    assert_eq!(db.value("select task_identifier from graphile_worker.jobs where id = 8").await, "deleted task 3");
+}
+
+#[tokio::test]
 async fn an_old_layout_with_running_jobs_is_refused_and_left_as_it_is() {
     for (layout, locked) in [
         (BY_NAME, "update graphile_worker.jobs set locked_at = now(), locked_by = 'worker-1' where id = 3"),

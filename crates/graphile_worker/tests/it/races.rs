@@ -132,6 +132,69 @@ async fn batches_with_the_same_keys_in_different_order_do_not_deadlock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn keyed_batches_do_not_deadlock_while_workers_claim_and_finish_their_jobs() {
+    let db = Arc::new(Db::installed().await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = ["w1", "w2"].map(|name| tokio::spawn(work(db.clone(), name.to_owned(), stop.clone()))).into();
+    let adders: Vec<_> = (0..6)
+        .map(|session| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                for round in 0..60 {
+                    sqlx::query(
+                        "select count(*) from graphile_worker.add_jobs((
+                           select array_agg(('t', '[]', null, null, null, 'key' || n, null, null)::graphile_worker.job_spec
+                             order by hashint4(n # $1))
+                           from generate_series(1, 13) as n where hashint4(n # $1) % 2 = 0
+                         ))",
+                    )
+                    .bind(session * 1000 + round)
+                    .execute(&mut connection)
+                    .await
+                    .unwrap();
+                }
+            })
+        })
+        .collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn single_adds_and_batches_do_not_deadlock_over_new_names() {
+    let db = Arc::new(Db::installed().await);
+    let adders: Vec<_> = (0..8)
+        .map(|session| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                for round in 0..40 {
+                    let add = if session % 2 == 0 {
+                        format!("graphile_worker.add_job('t{round}', queue_name := 'q{round}')")
+                    } else {
+                        format!(
+                            "graphile_worker.add_jobs(array[('t{round}', null, 'q{round}', null, null, null, null, null)]
+                               ::graphile_worker.job_spec[])"
+                        )
+                    };
+                    rows(&mut connection, &format!("select id from {add}")).await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for adder in adders {
+        adder.await.unwrap();
+    }
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 320);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_name_that_eight_sessions_use_first_at_the_same_moment_is_made_once() {
     let db = Arc::new(Db::installed().await);
     let barrier = Arc::new(tokio::sync::Barrier::new(8));
