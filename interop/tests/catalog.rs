@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 17] = [
+const OURS: [&str; 18] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -63,6 +63,7 @@ const OURS: [&str; 17] = [
     "function _rs_put_keyed_job",
     "function _rs_task_id",
     "index graphile_worker._rs_additions_pkey",
+    "index graphile_worker._rs_jobs_by_queue",
     "table _rs_additions",
 ];
 

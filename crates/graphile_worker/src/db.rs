@@ -1,10 +1,15 @@
-//! The SQL files, with the schema's name put in. The only file that knows how a name is quoted.
+//! The SQL files, with the schema's name put in, and the rows they return. The only file that knows how a name is
+//! quoted and what a row looks like.
 //!
 //! Files use psql's own notation, `:"schema"` for the identifier and `:'schema'` for the text, so that
 //! `psql -1 -v schema=graphile_worker -f FILE` can run, prepare or explain them as they stand.
 
 use crate::Error;
-use sqlx::AssertSqlSafe;
+use crate::job::Job;
+use serde_json::value::RawValue;
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Row};
+use std::sync::Arc;
 
 /// PostgreSQL cuts longer names off; two schemas could then be one.
 const LONGEST_NAME: usize = 63;
@@ -58,17 +63,94 @@ pub(crate) fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The statements, one a file.
+/// The statements of `migrate`, one a file.
 pub(crate) mod queries {
     pub(crate) const INSTALLATION: &str = include_str!("../sql/queries/installation.sql");
     pub(crate) const LOCK_LEDGER: &str = include_str!("../sql/queries/lock_ledger.sql");
     pub(crate) const LEDGER: &str = include_str!("../sql/queries/ledger.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/queries/additions.sql");
     pub(crate) const FUNCTIONS_CHECKSUM: &str = include_str!("../sql/queries/functions_checksum.sql");
-    pub(crate) const RECORD_FUNCTIONS: &str = include_str!("../sql/queries/record_functions.sql");
+    pub(crate) const RECORD_ADDITION: &str = include_str!("../sql/queries/record_addition.sql");
     pub(crate) const COUNT_JOBS: &str = include_str!("../sql/queries/count_jobs.sql");
     pub(crate) const CONTRACT_DIFFERENCES: &str = include_str!("../sql/queries/contract_differences.sql");
     pub(crate) const OLD_LAYOUT_LOCKS: &str = include_str!("../sql/queries/old_layout_locks.sql");
+}
+
+/// The statements of a worker and of its utilities, ready for one schema.
+pub(crate) struct Statements {
+    pub(crate) schema: Schema,
+    pub(crate) exchange: Statement,
+    pub(crate) held: Statement,
+    pub(crate) next_run_at: Statement,
+    pub(crate) ensure_tasks: Statement,
+    pub(crate) task_ids: Statement,
+    pub(crate) complete_in_transaction: Statement,
+    pub(crate) clear_stale_locks: Statement,
+    pub(crate) add_job: Statement,
+    pub(crate) add_jobs: Statement,
+    pub(crate) remove_job: Statement,
+    pub(crate) complete_jobs: Statement,
+    pub(crate) permanently_fail_jobs: Statement,
+    pub(crate) reschedule_jobs: Statement,
+    pub(crate) force_unlock_workers: Statement,
+}
+
+/// The text of a statement; cheap to clone, as the driver wants it owned.
+#[derive(Clone)]
+pub(crate) struct Statement(Arc<str>);
+
+impl Statement {
+    pub(crate) fn sql(&self) -> AssertSqlSafe<Arc<str>> {
+        AssertSqlSafe(self.0.clone())
+    }
+}
+
+impl Statements {
+    pub(crate) fn new(schema: Schema) -> Statements {
+        let statement = |file: &'static str| Statement(schema.sql(file).0.into());
+        Statements {
+            exchange: statement(include_str!("../sql/queries/exchange.sql")),
+            held: statement(include_str!("../sql/queries/held.sql")),
+            next_run_at: statement(include_str!("../sql/queries/next_run_at.sql")),
+            ensure_tasks: statement(include_str!("../sql/queries/ensure_tasks.sql")),
+            task_ids: statement(include_str!("../sql/queries/task_ids.sql")),
+            complete_in_transaction: statement(include_str!("../sql/queries/complete_in_transaction.sql")),
+            clear_stale_locks: statement(include_str!("../sql/queries/clear_stale_locks.sql")),
+            add_job: statement(include_str!("../sql/queries/add_job.sql")),
+            add_jobs: statement(include_str!("../sql/queries/add_jobs.sql")),
+            remove_job: statement(include_str!("../sql/queries/remove_job.sql")),
+            complete_jobs: statement(include_str!("../sql/queries/complete_jobs.sql")),
+            permanently_fail_jobs: statement(include_str!("../sql/queries/permanently_fail_jobs.sql")),
+            reschedule_jobs: statement(include_str!("../sql/queries/reschedule_jobs.sql")),
+            force_unlock_workers: statement(include_str!("../sql/queries/force_unlock_workers.sql")),
+            schema,
+        }
+    }
+}
+
+/// A job from a row whose task is known by other means (`task_identifier`), or named in the row.
+pub(crate) fn job(row: &PgRow, task_identifier: Option<Arc<str>>) -> sqlx::Result<Job> {
+    let payload: String = row.try_get("payload")?;
+    Ok(Job {
+        id: row.try_get("id")?,
+        task_identifier: match task_identifier {
+            Some(identifier) => identifier,
+            None => row.try_get::<&str, _>("task_identifier")?.into(),
+        },
+        payload: RawValue::from_string(payload).map_err(|error| sqlx::Error::Decode(error.into()))?,
+        job_queue_id: row.try_get("job_queue_id")?,
+        priority: row.try_get("priority")?,
+        run_at: row.try_get("run_at")?,
+        attempts: row.try_get("attempts")?,
+        max_attempts: row.try_get("max_attempts")?,
+        last_error: row.try_get("last_error")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        key: row.try_get("key")?,
+        locked_at: row.try_get("locked_at")?,
+        revision: row.try_get("revision")?,
+        flags: row.try_get("flags")?,
+    })
 }
 
 /// What gets installed, in the order of the numbers; `migrate` decides which of them.
@@ -83,6 +165,7 @@ pub(crate) mod schema {
     pub(crate) const LEDGER_FLAGS: &str = include_str!("../sql/schema/021-ledger-flags.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
+    pub(crate) const JOBS_BY_QUEUE: &str = include_str!("../sql/schema/120-jobs-by-queue.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

@@ -71,6 +71,51 @@ pub enum Error {
         workers: String,
     },
 
+    /// A setting cannot be what it was set to.
+    #[error("{setting} {problem}")]
+    InvalidOption {
+        /// The setting.
+        setting: &'static str,
+        /// What is wrong with it, and what is expected.
+        problem: String,
+    },
+
+    /// A payload cannot be written as JSON.
+    #[error("the payload of a job of the task {identifier:?} cannot be written as JSON")]
+    InvalidPayload {
+        /// The task.
+        identifier: String,
+        /// Why not.
+        source: serde_json::Error,
+    },
+
+    /// A batch of jobs contains one that a batch cannot take.
+    #[error(
+        "job {position} of the batch (task {identifier:?}) has the key mode unsafe_dedupe, which a batch cannot have: add it by itself"
+    )]
+    UnsafeDedupeInBatch {
+        /// Its place, from 1.
+        position: usize,
+        /// Its task.
+        identifier: String,
+    },
+
+    /// The worker had to leave while the database was away.
+    #[error(
+        "worker {worker_id} could not write what became of its last jobs: they stay locked by it until they are recovered"
+    )]
+    OutcomesNotWritten {
+        /// The worker.
+        worker_id: String,
+    },
+
+    /// The job has been given to another worker, changed or removed since this one claimed it.
+    #[error("job {job_id} is no longer this worker's")]
+    NotOurs {
+        /// The job.
+        job_id: i64,
+    },
+
     /// The server, or the way to it, failed.
     #[error("could not {doing}")]
     Database {
@@ -82,16 +127,28 @@ pub enum Error {
 }
 
 impl Error {
+    /// The message with those of its sources, in one line, for a log.
+    pub(crate) fn to_string_with_sources(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            text = format!("{text}: {error}");
+            source = error.source();
+        }
+        text
+    }
+
     /// Whether the same call may succeed later with nothing else changed: a connection was lost, two
     /// transactions got in each other's way, the server is starting or out of resources.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Database { source, .. } => match source {
-                sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut => true,
-                // 08 connection, 40 conflict with another transaction, 53 resources, 57 shutting down or starting.
+                sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut => true,
+                // 08 connection, 40 conflict with another transaction, 53 resources, 57 shutting down or starting,
+                // 25006 a standby that is about to take over.
                 sqlx::Error::Database(error) => error
                     .code()
-                    .is_some_and(|code| ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class))),
+                    .is_some_and(|code| ["08", "40", "53", "57", "25006"].iter().any(|class| code.starts_with(class))),
                 _ => false,
             },
             Error::JobsRunning { .. } => true,

@@ -14,9 +14,30 @@
 //! # Ok(()) }
 //! ```
 
+mod context;
 mod db;
 mod error;
+mod exchange;
+mod execute;
+mod hand;
+mod job;
+mod listener;
 mod migrate;
+mod options;
+mod settle;
+mod shutdown;
+mod task;
+mod worker;
+mod worker_utils;
 
+pub use context::WorkerContext;
 pub use error::Error;
+pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate};
+pub use options::{TaskHandlers, WorkerOptions};
+pub use task::{
+    BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, TaskError, TaskHandler,
+    TaskOptions, TaskOutcome,
+};
+pub use worker::Worker;
+pub use worker_utils::{RescheduleJobOptions, Source, Within, WorkerUtils, add_job};

@@ -26,8 +26,11 @@ const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 /// the next free number, so that an older release knows to leave them alone.
 const FUNCTIONS_STEP: i32 = 1;
 
+/// The step of our own ledger that makes the index by queue.
+const INDEX_STEP: i32 = 2;
+
 /// The highest step of our own ledger that this release knows.
-const LAST_ADDITION: i32 = 1;
+const LAST_ADDITION: i32 = 2;
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
@@ -259,6 +262,7 @@ struct Plan {
     correct_flags: bool,
     create_additions: bool,
     install_functions: bool,
+    create_index: bool,
     /// Breaking steps that running workers of older releases are told about.
     announce: Vec<i32>,
     /// What the operator should know; nothing to be done about it here.
@@ -309,6 +313,7 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
+        create_index: !found.additions.iter().flatten().any(|step| step.id == INDEX_STEP),
         // Where nothing was installed nobody works here; the channel is the whole database's, and workers
         // of other schemas would take it personally.
         announce: if known.is_empty() {
@@ -405,6 +410,10 @@ async fn apply(
     if plan.install_functions {
         install_functions(connection, schema).await?;
     }
+    if plan.create_index {
+        run(connection, schema, schema::JOBS_BY_QUEUE, "create the index by queue").await?;
+        record(connection, schema, INDEX_STEP, None).await?;
+    }
     for id in &plan.announce {
         announce(connection, schema, *id).await?;
     }
@@ -463,13 +472,22 @@ async fn move_jobs(
 async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Result<(), Error> {
     run(connection, schema, schema::FUNCTIONS, "install the functions").await?;
     let checksum = functions_checksum(connection, schema).await?;
-    sqlx::query(schema.sql(queries::RECORD_FUNCTIONS))
-        .bind(FUNCTIONS_STEP)
+    record(connection, schema, FUNCTIONS_STEP, checksum).await
+}
+
+async fn record(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    step: i32,
+    checksum: Option<String>,
+) -> Result<(), Error> {
+    sqlx::query(schema.sql(queries::RECORD_ADDITION))
+        .bind(step)
         .bind(checksum)
         .execute(connection)
         .await
         .map(|_| ())
-        .doing(|| format!("record the functions of {:?}", schema.name()))
+        .doing(|| format!("record step {step} of {:?}", schema.name()))
 }
 
 async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Result<(), Error> {
@@ -496,7 +514,8 @@ mod tests {
     }
 
     fn functions(checksum: &str) -> Option<Vec<Step>> {
-        Some(vec![Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) }])
+        let functions = Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) };
+        Some(vec![functions, Step { id: INDEX_STEP, breaking: false, checksum: None }])
     }
 
     fn up_to_date() -> Installation {
@@ -534,6 +553,7 @@ mod tests {
             complete_ledger: true,
             create_additions: true,
             install_functions: true,
+            create_index: true,
             ..Plan::default()
         };
         assert_eq!(planned(&found), everything);

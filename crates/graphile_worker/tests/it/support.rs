@@ -58,6 +58,14 @@ impl Db {
         Db { pool, database }
     }
 
+    pub(crate) fn options(&self) -> PgConnectOptions {
+        self.database.options()
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        self.database.url()
+    }
+
     /// A connection of its own, for tests about sessions.
     pub(crate) async fn connect(&self) -> PgConnection {
         PgConnection::connect_with(&self.database.options()).await.unwrap()

@@ -1,0 +1,18 @@
+-- Frees jobs and queues whose locks are older than 4 hours: both kinds of worker take such a lock for that of a
+-- dead one. Reads the whole table; `skip locked`, so that it waits for nobody.
+with stale_jobs as (
+  select id from :"schema"._private_jobs where locked_at < now() - interval '4 hours' for update skip locked
+), jobs as (
+  update :"schema"._private_jobs as jobs
+  set locked_at = null, locked_by = null, run_at = greatest(jobs.run_at, now())
+  from stale_jobs where jobs.id = stale_jobs.id
+  returning jobs.id
+), stale_queues as (
+  select id from :"schema"._private_job_queues where locked_at < now() - interval '4 hours' for update skip locked
+), queues as (
+  update :"schema"._private_job_queues as job_queues
+  set locked_at = null, locked_by = null
+  from stale_queues where job_queues.id = stale_queues.id
+  returning job_queues.id
+)
+select (select count(*) from jobs) as jobs, (select count(*) from queues) as queues;

@@ -1,0 +1,153 @@
+-- One round trip of a worker ($1): what it finished, what it gives back, and what it gets next.
+--
+-- An outcome is written only where the job is still this worker's: same locked_by, same locked_at as when it
+-- was claimed. Locks: jobs that are reported (by primary key), free jobs and free queues (`skip locked`:
+-- nobody waits for anybody). A queue stays locked while this worker has jobs of it, and passes from one of its
+-- jobs to the next without being free in between.
+--
+--  $1 worker            $2 $3 finished jobs: ids, locked_at
+--  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
+--     standard back-off   $8 run_at, null for $7   $9 attempts: -1 refund, 0 keep, 1 use up   $10 payload or null
+--  $11 queues this worker holds and has no jobs of any more
+--  $12 ids of the tasks it runs   $13 how many jobs it wants   $14 how many of them from one queue
+--  $15 flags it must not run, or null   $16 what time it is, or null for the database's
+with recursive clock as (
+  select coalesce($16::timestamptz, now()) as now
+), finished as (
+  delete from :"schema"._private_jobs as jobs
+  using unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
+  where jobs.id = outcome.id and jobs.locked_by = $1 and jobs.locked_at = outcome.locked_at
+  returning jobs.id
+), given_back as (
+  update :"schema"._private_jobs as jobs
+  set
+    locked_at = null,
+    locked_by = null,
+    last_error = coalesce(outcome.error, jobs.last_error),
+    run_at = coalesce(
+      outcome.run_at,
+      greatest(clock.now, jobs.run_at)
+        + coalesce(outcome.seconds, exp(least(jobs.attempts, 10))) * interval '1 second'
+    ),
+    attempts = case outcome.attempts
+      when -1 then greatest(jobs.attempts - 1, 0)
+      when 1 then jobs.max_attempts
+      else jobs.attempts
+    end,
+    payload = coalesce(outcome.payload::json, jobs.payload),
+    updated_at = now()
+  from
+    clock,
+    unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[])
+      as outcome (id, locked_at, error, seconds, run_at, attempts, payload)
+  where jobs.id = outcome.id and jobs.locked_by = $1 and jobs.locked_at = outcome.locked_at
+  returning jobs.id
+),
+-- The priorities that occur among unqueued jobs: one index probe each. Within one, due jobs come first, so
+-- that jobs of the future are never read.
+priorities as (
+  (
+    select priority from :"schema"._private_jobs
+    where is_available = true and job_queue_id is null and $13 > 0
+    order by priority limit 1
+  )
+  union all
+  select (
+    select jobs.priority from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id is null and jobs.priority > priorities.priority
+    order by jobs.priority limit 1
+  )
+  from priorities where priorities.priority is not null
+), unqueued as (
+  select due.*
+  from priorities, clock, lateral (
+    select jobs.id, jobs.priority, jobs.run_at, null::int as job_queue_id
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and jobs.job_queue_id is null
+      and jobs.priority = priorities.priority
+      and jobs.run_at <= clock.now
+      and jobs.task_id = any ($12::int[])
+      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+    order by jobs.run_at
+    limit $13
+    for update skip locked
+  ) as due
+  limit $13
+),
+-- The queues that have waiting jobs: one index probe each.
+queues as (
+  (
+    select job_queue_id from :"schema"._private_jobs
+    where is_available = true and job_queue_id is not null and $13 > 0
+    order by job_queue_id limit 1
+  )
+  union all
+  select (
+    select jobs.job_queue_id from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id > queues.job_queue_id
+    order by jobs.job_queue_id limit 1
+  )
+  from queues where queues.job_queue_id is not null
+), heads as (
+  select job_queues.id as job_queue_id, head.priority, head.run_at
+  from queues
+  join :"schema"._private_job_queues as job_queues on job_queues.id = queues.job_queue_id
+  cross join clock
+  cross join lateral (
+    select jobs.priority, jobs.run_at
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and jobs.job_queue_id = queues.job_queue_id
+      and jobs.run_at <= clock.now
+      and jobs.task_id = any ($12::int[])
+      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+    order by jobs.priority, jobs.run_at
+    limit 1
+  ) as head
+  where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
+  order by head.priority, head.run_at
+  limit $13
+), won_queues as (
+  select job_queues.id
+  from :"schema"._private_job_queues as job_queues
+  where job_queues.id in (select job_queue_id from heads)
+    and (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
+  for update skip locked
+), queued as (
+  select due.*
+  from won_queues, clock, lateral (
+    select jobs.id, jobs.priority, jobs.run_at, jobs.job_queue_id
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and jobs.job_queue_id = won_queues.id
+      and jobs.run_at <= clock.now
+      and jobs.task_id = any ($12::int[])
+      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+    order by jobs.priority, jobs.run_at
+    limit $14
+    for update skip locked
+  ) as due
+), chosen as (
+  select id, job_queue_id from (select * from unqueued union all select * from queued) as due
+  order by priority, run_at, id
+  limit $13
+), claimed as (
+  update :"schema"._private_jobs as jobs
+  set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
+  where jobs.id = any (array(select id from chosen)) and jobs.is_available = true
+  returning jobs.*
+), queue_locks as (
+  update :"schema"._private_job_queues as job_queues
+  set
+    locked_at = case when kept.id is not null then now() end,
+    locked_by = case when kept.id is not null then $1 end
+  from
+    unnest(array(select job_queue_id from chosen where job_queue_id is not null) || $11::int[]) as touched (id)
+    left join (select distinct job_queue_id as id from chosen) as kept on kept.id = touched.id
+  where job_queues.id = touched.id and (job_queues.is_available or job_queues.locked_by = $1)
+)
+select
+  id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
+  created_at, updated_at, key, locked_at, revision, flags
+from claimed;

@@ -1,0 +1,137 @@
+//! What a handler is given: the job, ways to add more, the application's own things, and a token that says
+//! when to stop.
+
+use crate::db::Statements;
+use crate::error::Doing;
+use crate::job::Job;
+use crate::worker_utils::WorkerUtils;
+use crate::{Error, JobSpec, TaskHandler};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sqlx::{PgPool, Postgres, Transaction};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio_util::sync::CancellationToken;
+
+/// The application's own values, one of each type.
+#[derive(Clone, Default)]
+pub(crate) struct Extensions(HashMap<TypeId, Arc<dyn Any + Send + Sync>>);
+
+impl Extensions {
+    pub(crate) fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
+        self.0.insert(TypeId::of::<T>(), Arc::new(value));
+    }
+
+    fn get<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.0.get(&TypeId::of::<T>())?.downcast_ref()
+    }
+}
+
+/// What all jobs of a worker have in common.
+pub(crate) struct Surroundings {
+    pub(crate) worker_id: Arc<str>,
+    pub(crate) utils: WorkerUtils,
+    pub(crate) extensions: Extensions,
+    pub(crate) statements: Arc<Statements>,
+}
+
+/// What a handler is given. Cheap to clone.
+#[derive(Clone)]
+pub struct WorkerContext {
+    job: Arc<Job>,
+    cancellation: CancellationToken,
+    completed: Arc<AtomicBool>,
+    surroundings: Arc<Surroundings>,
+}
+
+impl WorkerContext {
+    pub(crate) fn new(
+        job: Arc<Job>,
+        cancellation: CancellationToken,
+        surroundings: Arc<Surroundings>,
+    ) -> WorkerContext {
+        WorkerContext { job, cancellation, completed: Arc::new(AtomicBool::new(false)), surroundings }
+    }
+
+    /// The job that runs.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Its payload, as stored.
+    pub fn payload(&self) -> &RawValue {
+        &self.job.payload
+    }
+
+    /// The worker that runs it.
+    pub fn worker_id(&self) -> &str {
+        &self.surroundings.worker_id
+    }
+
+    /// The value of this type that was given to [`add_extension`](crate::WorkerOptions::add_extension).
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.surroundings.extensions.get()
+    }
+
+    /// Cancelled when this job should stop: its timeout has passed, or the worker is shutting down.
+    pub fn cancellation_token(&self) -> &CancellationToken {
+        &self.cancellation
+    }
+
+    /// The application's pool. The worker has connections of its own and does not depend on it.
+    pub fn pg_pool(&self) -> &PgPool {
+        self.surroundings.utils.pool()
+    }
+
+    /// Adds and administers jobs.
+    pub fn utils(&self) -> &WorkerUtils {
+        &self.surroundings.utils
+    }
+
+    /// Adds a job.
+    pub async fn add_job<T: TaskHandler>(&self, payload: T, spec: JobSpec) -> Result<Job, Error> {
+        self.utils().add_job(payload, spec).await
+    }
+
+    /// Adds a job whose task is known only at run time.
+    pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
+        self.utils().add_raw_job(identifier, payload, spec).await
+    }
+
+    /// Completes this job in the handler's own transaction and commits it: either the work and its completion
+    /// both happened, or neither. The handler then returns `Ok`.
+    ///
+    /// Fails, and rolls back, where the job is no longer this worker's.
+    ///
+    /// ```no_run
+    /// # use graphile_worker::{TaskError, WorkerContext};
+    /// # async fn example(ctx: WorkerContext) -> Result<(), TaskError> {
+    /// let mut transaction = ctx.pg_pool().begin().await?;
+    /// sqlx::query("update accounts set balance = balance - 1").execute(&mut *transaction).await?;
+    /// ctx.complete_in(transaction).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn complete_in(&self, mut transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
+        let doing = || format!("complete job {} in its handler's transaction", self.job.id);
+        let deleted = sqlx::query(self.surroundings.statements.complete_in_transaction.sql())
+            .bind(self.job.id)
+            .bind(self.worker_id())
+            .bind(self.job.locked_at)
+            .execute(&mut *transaction)
+            .await
+            .doing(doing)?
+            .rows_affected();
+        if deleted == 0 {
+            return Err(Error::NotOurs { job_id: self.job.id });
+        }
+        transaction.commit().await.doing(doing)?;
+        self.completed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub(crate) fn completed_by_handler(&self) -> bool {
+        self.completed.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,68 @@
+//! Executing: a job in, an outcome out. Decodes, calls, catches panics, enforces the timeout. No database.
+
+use crate::context::WorkerContext;
+use crate::task::{Answer, Retry, Task, TaskError, TaskOutcome};
+use futures_util::FutureExt;
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+/// After its token was cancelled, a handler has this long to end by itself before it is dropped.
+const TIME_TO_NOTICE: Duration = Duration::from_millis(100);
+
+/// What came of running a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Done, and already written by the handler's own transaction.
+    DoneByHandler,
+    Snoozed(TaskOutcome),
+    Failed {
+        error: TaskError,
+        /// The payload of what is left to do.
+        remaining: Option<String>,
+    },
+}
+
+/// Runs a job to its end, whatever that is.
+pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
+    // The handler's own code runs already when the future is made: a panic there counts as well.
+    let running = AssertUnwindSafe(async { (task.run)(ctx.clone()).await }).catch_unwind();
+    let ended = match task.options.timeout {
+        None => running.await,
+        Some(timeout) => {
+            let mut running = std::pin::pin!(running);
+            match tokio::time::timeout(timeout, &mut running).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    ctx.cancellation_token().cancel();
+                    let _ = tokio::time::timeout(TIME_TO_NOTICE, running).await;
+                    Ok(timed_out(timeout).into())
+                }
+            }
+        }
+    };
+    outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), ctx.completed_by_handler())
+}
+
+fn outcome(answer: Answer, completed_by_handler: bool) -> Outcome {
+    match answer.result {
+        _ if completed_by_handler => Outcome::DoneByHandler,
+        Ok(TaskOutcome::Done) => Outcome::Done,
+        Ok(snooze) => Outcome::Snoozed(snooze),
+        Err(error) => Outcome::Failed { error, remaining: answer.remaining },
+    }
+}
+
+fn timed_out(timeout: Duration) -> Result<TaskOutcome, TaskError> {
+    Err(TaskError { message: format!("timed out after {timeout:?}"), retry: Retry::Backoff })
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Result<TaskOutcome, TaskError> {
+    let message = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "with a value that is not text".to_owned());
+    Err(TaskError { message: format!("panicked: {message}"), retry: Retry::Backoff })
+}

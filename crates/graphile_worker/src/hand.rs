@@ -1,0 +1,322 @@
+//! What the worker has in hand: jobs that are claimed and wait, jobs that run, outcomes to be reported. Says what
+//! runs next (in order of priority, one at a time of a queue, within each task's limit). Touches no database.
+//!
+//! Runners take jobs from here and bring outcomes back; the exchange loop takes the outcomes and brings jobs. The
+//! two meet nowhere else.
+
+use crate::exchange::{Pace, Report};
+use crate::execute::Outcome;
+use crate::job::Job;
+use crate::settle::{self, Settlement};
+use crate::task::Task;
+use chrono::{DateTime, Utc};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// A job that has waited this long in hand is given back: somebody else may have a slot for it.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+pub(crate) struct Hand {
+    state: Mutex<State>,
+    job_ready: Notify,
+    /// Notified when there is something to report, or room for more.
+    pub(crate) exchange_due: Notify,
+}
+
+struct State {
+    tasks: Arc<HashMap<Arc<str>, Task>>,
+    concurrency: usize,
+    pace: Pace,
+    /// What could start now, if there is a slot.
+    ready: BinaryHeap<Reverse<Waiting>>,
+    queues: HashMap<i32, Queue>,
+    /// Jobs whose task runs as often as it may.
+    over_limit: HashMap<Arc<str>, VecDeque<Waiting>>,
+    running: HashMap<i64, Running>,
+    running_of_task: HashMap<Arc<str>, usize>,
+    report: Report,
+    closed: bool,
+}
+
+/// The jobs of a queue that wait behind the one that is ready or running.
+#[derive(Default)]
+struct Queue {
+    behind: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    job: Arc<Job>,
+    since: Instant,
+}
+
+impl Waiting {
+    fn order(&self) -> (i16, DateTime<Utc>, i64) {
+        (self.job.priority, self.job.run_at, self.job.id)
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Waiting) -> bool {
+        self.order() == other.order()
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Waiting) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Waiting) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) job: Arc<Job>,
+    pub(crate) cancellation: CancellationToken,
+    started: Instant,
+}
+
+impl Hand {
+    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize) -> Hand {
+        Hand {
+            state: Mutex::new(State {
+                tasks,
+                concurrency,
+                pace: Pace::default(),
+                ready: BinaryHeap::new(),
+                queues: HashMap::new(),
+                over_limit: HashMap::new(),
+                running: HashMap::new(),
+                running_of_task: HashMap::new(),
+                report: Report::default(),
+                closed: false,
+            }),
+            job_ready: Notify::new(),
+            exchange_due: Notify::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here leaves the state half changed when it panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job to run; `None` when the worker is leaving.
+    pub(crate) async fn next(&self) -> Option<Running> {
+        loop {
+            let ready = self.job_ready.notified();
+            let mut ready = std::pin::pin!(ready);
+            ready.as_mut().enable();
+            {
+                let mut state = self.state();
+                if state.closed {
+                    return None;
+                }
+                if let Some(running) = state.start() {
+                    if !state.ready.is_empty() {
+                        self.job_ready.notify_one();
+                    }
+                    return Some(running);
+                }
+            }
+            ready.await;
+        }
+    }
+
+    /// Takes the outcome of a job, and says what it will be settled as.
+    pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
+        let settlement = self.state().finish(running, outcome);
+        self.exchange_due.notify_one();
+        settlement
+    }
+
+    /// Takes jobs that were claimed.
+    pub(crate) fn receive(&self, jobs: Vec<Job>) {
+        let count = jobs.len();
+        self.state().receive(jobs);
+        for _ in 0..count {
+            self.job_ready.notify_one();
+        }
+    }
+
+    /// What is to be reported, and how many jobs there is room for.
+    pub(crate) fn report(&self) -> (Report, usize) {
+        let mut state = self.state();
+        state.give_back_what_waited_too_long();
+        let wanted = if state.closed { 0 } else { state.pace.wanted(state.concurrency, state.in_hand()) };
+        (std::mem::take(&mut state.report), wanted)
+    }
+
+    pub(crate) fn measured_round_trip(&self, took: Duration) {
+        self.state().pace.round_trip(took);
+    }
+
+    /// Whether nothing waits, runs, or is to be reported.
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.in_hand() == 0 && state.report.is_empty()
+    }
+
+    pub(crate) fn has_waiting_jobs(&self) -> bool {
+        let state = self.state();
+        state.in_hand() > state.running.len()
+    }
+
+    /// Takes those of the jobs that were claimed without our knowledge: that neither wait, nor run, nor have ended.
+    pub(crate) fn receive_unknown(&self, mut jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        {
+            let state = self.state();
+            let waiting = state.waiting().map(|waiting| waiting.job.id);
+            let known: HashSet<i64> = waiting.chain(state.running.keys().copied()).chain(state.report.ids()).collect();
+            jobs.retain(|job| !known.contains(&job.id));
+        }
+        self.receive(jobs);
+    }
+
+    /// Starts nothing any more, gives back what has not begun, and asks what runs to stop.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.give_back_waiting(|_| true);
+        for running in state.running.values() {
+            running.cancellation.cancel();
+        }
+        drop(state);
+        self.job_ready.notify_waiters();
+        self.exchange_due.notify_one();
+    }
+
+    /// Gives up on what still runs, whose runners were stopped.
+    pub(crate) fn interrupt(&self, delay: Duration) -> Vec<Arc<Job>> {
+        let mut state = self.state();
+        let running: Vec<Running> = state.running.values().cloned().collect();
+        for interrupted in &running {
+            state.end(interrupted, settle::interrupted(delay));
+        }
+        running.into_iter().map(|running| running.job).collect()
+    }
+}
+
+impl State {
+    fn waiting(&self) -> impl Iterator<Item = &Waiting> {
+        let behind = self.queues.values().flat_map(|queue| &queue.behind);
+        self.ready.iter().map(|Reverse(waiting)| waiting).chain(behind).chain(self.over_limit.values().flatten())
+    }
+
+    fn in_hand(&self) -> usize {
+        let behind: usize = self.queues.values().map(|queue| queue.behind.len()).sum();
+        let over_limit: usize = self.over_limit.values().map(VecDeque::len).sum();
+        self.ready.len() + behind + over_limit + self.running.len()
+    }
+
+    fn receive(&mut self, jobs: Vec<Job>) {
+        let since = Instant::now();
+        let mut jobs: Vec<Waiting> = jobs.into_iter().map(|job| Waiting { job: Arc::new(job), since }).collect();
+        jobs.sort();
+        for waiting in jobs {
+            match waiting.job.job_queue_id {
+                None => self.ready.push(Reverse(waiting)),
+                Some(queue) => match self.queues.get_mut(&queue) {
+                    Some(queue) => queue.behind.push_back(waiting),
+                    None => {
+                        self.queues.insert(queue, Queue::default());
+                        self.ready.push(Reverse(waiting));
+                    }
+                },
+            }
+        }
+    }
+
+    fn start(&mut self) -> Option<Running> {
+        loop {
+            let Reverse(waiting) = self.ready.pop()?;
+            let identifier = waiting.job.task_identifier.clone();
+            let limit = self.tasks.get(&identifier).and_then(|task| task.options.max_concurrent);
+            let count = self.running_of_task.entry(identifier.clone()).or_default();
+            if limit.is_some_and(|limit| *count >= limit) {
+                self.over_limit.entry(identifier).or_default().push_back(waiting);
+                continue;
+            }
+            *count += 1;
+            let running = Running { job: waiting.job, cancellation: CancellationToken::new(), started: Instant::now() };
+            self.running.insert(running.job.id, running.clone());
+            return Some(running);
+        }
+    }
+
+    fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
+        self.pace.job(running.started.elapsed());
+        let options = self.tasks.get(&running.job.task_identifier).map(|task| &task.options);
+        let settlement = settle::settlement(&running.job, outcome, options.unwrap_or(&Default::default()));
+        self.end(running, settlement.clone());
+        settlement
+    }
+
+    fn end(&mut self, running: &Running, settlement: Settlement) {
+        let job = &running.job;
+        self.running.remove(&job.id);
+        if let Some(count) = self.running_of_task.get_mut(&job.task_identifier) {
+            *count -= 1;
+        }
+        if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
+            self.ready.push(Reverse(next));
+        }
+        self.report.add(job, settlement);
+        self.pass_queue_on(job);
+    }
+
+    /// A job of a queue is out of our hands: its next one is ready, or the queue is free.
+    fn pass_queue_on(&mut self, job: &Job) {
+        let Some(id) = job.job_queue_id else { return };
+        match self.queues.get_mut(&id).and_then(|queue| queue.behind.pop_front()) {
+            Some(next) => self.ready.push(Reverse(next)),
+            None => {
+                self.queues.remove(&id);
+                self.report.free_queues.push(id);
+            }
+        }
+    }
+
+    fn give_back_what_waited_too_long(&mut self) {
+        let now = Instant::now();
+        if self.waiting().any(|waiting| now - waiting.since > LONGEST_WAIT) {
+            self.give_back_waiting(|waiting| now - waiting.since > LONGEST_WAIT);
+        }
+    }
+
+    /// Gives back the jobs that have not begun and that `unwanted` names.
+    fn give_back_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
+        for queue in self.queues.values_mut() {
+            let (back, kept) = std::mem::take(&mut queue.behind).into_iter().partition(&unwanted);
+            queue.behind = kept;
+            let back: VecDeque<Waiting> = back;
+            for waiting in &back {
+                self.report.add(&waiting.job, settle::hand_back(&waiting.job));
+            }
+        }
+        let over_limit = std::mem::take(&mut self.over_limit).into_values().flatten();
+        let candidates: Vec<Waiting> =
+            std::mem::take(&mut self.ready).into_iter().map(|Reverse(waiting)| waiting).chain(over_limit).collect();
+        for waiting in candidates {
+            if unwanted(&waiting) {
+                self.report.add(&waiting.job, settle::hand_back(&waiting.job));
+                self.pass_queue_on(&waiting.job);
+            } else {
+                self.ready.push(Reverse(waiting));
+            }
+        }
+    }
+}

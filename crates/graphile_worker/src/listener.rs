@@ -1,0 +1,139 @@
+//! When to look for jobs: a notification, or the connection that would have brought one was lost and is back.
+//! Probes itself, because a connection can be dead, or a pooler between, without any error.
+
+use crate::exchange::jitter;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+/// A silent connection is asked this often whether it still delivers, and has so long to answer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(20);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Hears of new jobs until it is dropped.
+pub(crate) struct Listener {
+    woken: Arc<Notify>,
+    /// Cancelled when a migration that this worker does not know has been announced as breaking.
+    pub(crate) must_leave: CancellationToken,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Listens on a connection of its own.
+    pub(crate) fn start(options: PgConnectOptions, worker_id: Arc<str>) -> Listener {
+        let woken = Arc::new(Notify::new());
+        let must_leave = CancellationToken::new();
+        let listening = listen_for_ever(options, worker_id, woken.clone(), must_leave.clone());
+        Listener { woken, must_leave, task: Some(tokio::spawn(listening)) }
+    }
+
+    /// Hears nothing: for poolers that cannot listen. The worker polls.
+    pub(crate) fn deaf() -> Listener {
+        Listener { woken: Arc::new(Notify::new()), must_leave: CancellationToken::new(), task: None }
+    }
+
+    /// Returns when there may be something new.
+    pub(crate) async fn wait(&self) {
+        self.woken.notified().await;
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+async fn listen_for_ever(
+    options: PgConnectOptions,
+    worker_id: Arc<str>,
+    woken: Arc<Notify>,
+    must_leave: CancellationToken,
+) {
+    let mut pause = Duration::ZERO;
+    let mut complained = false;
+    loop {
+        tokio::time::sleep(pause.mul_f64(0.5 + jitter())).await;
+        let error = match connect(&options, &worker_id).await {
+            Ok(mut listener) => {
+                if complained {
+                    info!(label = "worker", worker_id = &*worker_id, "listening for jobs again");
+                    complained = false;
+                }
+                pause = Duration::ZERO;
+                // Something may have been added while nobody listened.
+                woken.notify_one();
+                listen(&mut listener, &worker_id, &woken, &must_leave).await
+            }
+            Err(error) => {
+                pause = (pause * 2).clamp(Duration::from_millis(50), LONGEST_PAUSE);
+                error.to_string()
+            }
+        };
+        if !complained && !pause.is_zero() {
+            warn!(
+                label = "worker",
+                worker_id = &*worker_id,
+                error,
+                "cannot listen for jobs: polling until it works again"
+            );
+            complained = true;
+        } else {
+            debug!(label = "worker", worker_id = &*worker_id, error, "lost the connection that listens for jobs");
+        }
+    }
+}
+
+async fn connect(options: &PgConnectOptions, worker_id: &str) -> sqlx::Result<PgListener> {
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options.clone());
+    let mut listener = PgListener::connect_with(&pool).await?;
+    // A lost connection is ours to notice and make anew.
+    listener.eager_reconnect(false);
+    listener.listen_all(["jobs:insert", "worker:migrate", &probe_channel(worker_id)]).await?;
+    Ok(listener)
+}
+
+fn probe_channel(worker_id: &str) -> String {
+    format!("worker:probe:{worker_id}")
+}
+
+/// Listens until the connection fails; says why it did.
+async fn listen(listener: &mut PgListener, worker_id: &str, woken: &Notify, must_leave: &CancellationToken) -> String {
+    let mut probing = false;
+    loop {
+        let patience = if probing { PROBE_TIMEOUT } else { PROBE_INTERVAL };
+        match tokio::time::timeout(patience, listener.try_recv()).await {
+            Ok(Ok(Some(notification))) => {
+                probing = false;
+                match notification.channel() {
+                    "jobs:insert" => woken.notify_one(),
+                    "worker:migrate"
+                        if notification.payload().contains("\"breaking\":true")
+                            || notification.payload().contains("\"breaking\" : true") =>
+                    {
+                        must_leave.cancel()
+                    }
+                    _ => {}
+                }
+            }
+            Ok(Ok(None)) => return "the connection was closed".to_owned(),
+            Ok(Err(error)) => return error.to_string(),
+            Err(_) if probing => return "it does not deliver what is sent to it".to_owned(),
+            Err(_) => {
+                let probe =
+                    sqlx::query("select pg_notify($1, '')").bind(probe_channel(worker_id)).execute(&mut *listener);
+                match tokio::time::timeout(PROBE_TIMEOUT, probe).await {
+                    Ok(Ok(_)) => probing = true,
+                    Ok(Err(error)) => return error.to_string(),
+                    Err(_) => return "it does not answer".to_owned(),
+                }
+            }
+        }
+    }
+}

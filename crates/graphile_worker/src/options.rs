@@ -1,0 +1,392 @@
+//! Every setting of a worker: its default, its check, and `init`.
+
+use crate::Error;
+use crate::WorkerContext;
+use crate::context::{Extensions, Surroundings};
+use crate::db::{Schema, Statements};
+use crate::error::Doing;
+use crate::migrate::migrate;
+use crate::shutdown::Shutdown;
+use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
+use crate::worker::Worker;
+use crate::worker_utils::WorkerUtils;
+use serde::de::DeserializeOwned;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Describes a worker.
+///
+/// ```no_run
+/// # use graphile_worker::{WorkerOptions, WorkerContext};
+/// # async fn example() -> Result<(), graphile_worker::Error> {
+/// let worker = WorkerOptions::default()
+///     .database_url("postgres://user:password@localhost/my_app")
+///     .concurrency(10)
+///     .define_task("hello", |name: String, _ctx: WorkerContext| async move { println!("Hello, {name}") })
+///     .init()
+///     .await?;
+/// worker.run().await
+/// # }
+/// ```
+pub struct WorkerOptions {
+    database: Option<Database>,
+    schema: String,
+    concurrency: Option<usize>,
+    poll_interval: Duration,
+    max_pg_conn: u32,
+    tasks: Vec<Task>,
+    task_options: HashMap<String, TaskOptions>,
+    extensions: Extensions,
+    use_local_time: bool,
+    forbidden_flags: ForbiddenFlags,
+    listen: bool,
+    prepared_statements: bool,
+    listen_os_shutdown_signals: bool,
+    shutdown_signal: Option<ShutdownSignal>,
+    shutdown_grace_period: Duration,
+    interrupted_job_retry_delay: Duration,
+}
+
+enum Database {
+    Url(String),
+    Pool(PgPool),
+}
+
+type ShutdownSignal = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+type FlagsFunction = dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<String>>> + Send>> + Send + Sync;
+
+/// Flags of jobs that the worker must not run.
+#[derive(Clone, Default)]
+pub(crate) enum ForbiddenFlags {
+    #[default]
+    None,
+    List(Vec<String>),
+    Function(Arc<FlagsFunction>),
+}
+
+impl ForbiddenFlags {
+    pub(crate) async fn current(&self) -> Option<Vec<String>> {
+        match self {
+            ForbiddenFlags::None => None,
+            ForbiddenFlags::List(flags) => Some(flags.clone()),
+            ForbiddenFlags::Function(function) => function().await,
+        }
+        .filter(|flags| !flags.is_empty())
+    }
+}
+
+/// What the running worker needs to know.
+pub(crate) struct Settings {
+    pub(crate) connect_options: PgConnectOptions,
+    pub(crate) concurrency: usize,
+    pub(crate) poll_interval: Duration,
+    pub(crate) use_local_time: bool,
+    pub(crate) forbidden_flags: ForbiddenFlags,
+    pub(crate) listen: bool,
+    pub(crate) prepared_statements: bool,
+    pub(crate) listen_os_shutdown_signals: bool,
+    pub(crate) shutdown_signal: Option<ShutdownSignal>,
+    pub(crate) shutdown_grace_period: Duration,
+    pub(crate) interrupted_job_retry_delay: Duration,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> WorkerOptions {
+        WorkerOptions {
+            database: None,
+            schema: "graphile_worker".to_owned(),
+            concurrency: None,
+            poll_interval: Duration::from_secs(2),
+            max_pg_conn: 20,
+            tasks: Vec::new(),
+            task_options: HashMap::new(),
+            extensions: Extensions::default(),
+            use_local_time: false,
+            forbidden_flags: ForbiddenFlags::None,
+            listen: true,
+            prepared_statements: true,
+            listen_os_shutdown_signals: true,
+            shutdown_signal: None,
+            shutdown_grace_period: Duration::from_secs(5),
+            interrupted_job_retry_delay: Duration::from_secs(30),
+        }
+    }
+}
+
+impl WorkerOptions {
+    /// The database, by URL (default: the environment's `DATABASE_URL`).
+    pub fn database_url(mut self, url: &str) -> WorkerOptions {
+        self.database = Some(Database::Url(url.to_owned()));
+        self
+    }
+
+    /// The database, by the application's pool. The worker opens connections of its own to the same database; the
+    /// pool is what handlers get.
+    pub fn pg_pool(mut self, pool: PgPool) -> WorkerOptions {
+        self.database = Some(Database::Pool(pool));
+        self
+    }
+
+    /// The schema (default `graphile_worker`).
+    pub fn schema(mut self, schema: &str) -> WorkerOptions {
+        self.schema = schema.to_owned();
+        self
+    }
+
+    /// How many jobs run at the same time (default: the number of cores).
+    pub fn concurrency(mut self, jobs: usize) -> WorkerOptions {
+        self.concurrency = Some(jobs);
+        self
+    }
+
+    /// How long an idle worker sleeps at most when it hears of nothing (default 2 seconds).
+    pub fn poll_interval(mut self, interval: Duration) -> WorkerOptions {
+        self.poll_interval = interval;
+        self
+    }
+
+    /// How many connections the handlers' pool may have, where the worker makes it (default 20). The worker itself
+    /// uses two more.
+    pub fn max_pg_conn(mut self, connections: u32) -> WorkerOptions {
+        self.max_pg_conn = connections;
+        self
+    }
+
+    /// Runs jobs of this task.
+    pub fn define_job<T: TaskHandler>(mut self) -> WorkerOptions {
+        self.tasks.push(Task::handler::<T>());
+        self
+    }
+
+    /// Runs jobs of this task, whose payloads are arrays.
+    pub fn define_batch_job<T: BatchTaskHandler>(mut self) -> WorkerOptions {
+        self.tasks.push(Task::batch_handler::<T>());
+        self
+    }
+
+    /// Runs jobs of all these tasks: `define_jobs::<(SendEmail, SendReport)>()`.
+    pub fn define_jobs<T: TaskHandlers>(mut self) -> WorkerOptions {
+        self.tasks.extend(T::tasks());
+        self
+    }
+
+    /// Runs jobs of the task of this name with a function.
+    pub fn define_task<P, F, Fut, R>(mut self, identifier: &str, function: F) -> WorkerOptions
+    where
+        P: DeserializeOwned + Send,
+        F: Fn(P, WorkerContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = R> + Send + 'static,
+        R: IntoTaskHandlerResult,
+    {
+        self.tasks.push(Task::function(identifier, TaskOptions::default(), function));
+        self
+    }
+
+    /// Sets the timeout, back-off and limits of a task; wins over what its handler says.
+    pub fn task_options(mut self, identifier: &str, options: TaskOptions) -> WorkerOptions {
+        self.task_options.insert(identifier.to_owned(), options);
+        self
+    }
+
+    /// A value that handlers find by its type with [`WorkerContext::extension`].
+    pub fn add_extension<T: Send + Sync + 'static>(mut self, value: T) -> WorkerOptions {
+        self.extensions.insert(value);
+        self
+    }
+
+    /// Whether this machine's clock decides which jobs are due (default: no, the database's).
+    pub fn use_local_time(mut self, use_local_time: bool) -> WorkerOptions {
+        self.use_local_time = use_local_time;
+        self
+    }
+
+    /// Does not run jobs with any of these flags.
+    pub fn forbidden_flags(mut self, flags: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
+        self.forbidden_flags = ForbiddenFlags::List(flags.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Does not run jobs with any of the flags that the function returns; asked at every claim, so it had better be
+    /// quick.
+    pub fn forbidden_flags_fn(self, flags: impl Fn() -> Option<Vec<String>> + Send + Sync + 'static) -> WorkerOptions {
+        self.forbidden_flags_async(move || std::future::ready(flags()))
+    }
+
+    /// The same for an async function.
+    pub fn forbidden_flags_async<F, Fut>(mut self, flags: F) -> WorkerOptions
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Option<Vec<String>>> + Send + 'static,
+    {
+        self.forbidden_flags = ForbiddenFlags::Function(Arc::new(move || Box::pin(flags())));
+        self
+    }
+
+    /// Whether to be woken by the database (default: yes). A transaction pooler cannot do that: then the worker polls.
+    pub fn use_notifications(mut self, listen: bool) -> WorkerOptions {
+        self.listen = listen;
+        self
+    }
+
+    /// Whether to keep prepared statements (default: yes). Not all poolers can.
+    pub fn use_prepared_statements(mut self, prepared: bool) -> WorkerOptions {
+        self.prepared_statements = prepared;
+        self
+    }
+
+    /// Whether SIGINT, SIGTERM and SIGHUP stop the worker (default: yes).
+    pub fn listen_os_shutdown_signals(mut self, listen: bool) -> WorkerOptions {
+        self.listen_os_shutdown_signals = listen;
+        self
+    }
+
+    /// Stops the worker when the future that this makes is done.
+    pub fn shutdown_signal<F, Fut>(mut self, signal: F) -> WorkerOptions
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.shutdown_signal = Some(Arc::new(move || Box::pin(signal())));
+        self
+    }
+
+    /// How long running jobs may take to end when the worker is told to stop (default 5 seconds).
+    pub fn shutdown_grace_period(mut self, period: Duration) -> WorkerOptions {
+        self.shutdown_grace_period = period;
+        self
+    }
+
+    /// How long a job waits that the worker had to leave in the middle (default 30 seconds).
+    pub fn interrupted_job_retry_delay(mut self, delay: Duration) -> WorkerOptions {
+        self.interrupted_job_retry_delay = delay;
+        self
+    }
+
+    /// Checks the settings, connects, and installs or updates the schema.
+    pub async fn init(self) -> Result<Worker, Error> {
+        let concurrency = match self.concurrency {
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+            Some(0) => return Err(invalid("concurrency", "is 0, expected at least 1")),
+            Some(jobs) => jobs,
+        };
+        if self.poll_interval.is_zero() {
+            return Err(invalid("poll_interval", "is zero, expected more"));
+        }
+        let tasks = tasks_by_name(self.tasks, self.task_options)?;
+        let schema = Schema::new(&self.schema)?;
+        let pool = connect(self.database, self.max_pg_conn).await?;
+        migrate(&pool, schema.name()).await?;
+
+        let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
+        if !self.prepared_statements {
+            connect_options = connect_options.statement_cache_capacity(0);
+        }
+        let statements = Arc::new(Statements::new(schema));
+        let surroundings = Surroundings {
+            worker_id: new_worker_id().into(),
+            utils: WorkerUtils::with_statements(pool, statements.clone(), self.use_local_time),
+            extensions: self.extensions,
+            statements,
+        };
+        Ok(Worker {
+            settings: Settings {
+                connect_options,
+                concurrency,
+                poll_interval: self.poll_interval,
+                use_local_time: self.use_local_time,
+                forbidden_flags: self.forbidden_flags,
+                listen: self.listen,
+                prepared_statements: self.prepared_statements,
+                listen_os_shutdown_signals: self.listen_os_shutdown_signals,
+                shutdown_signal: self.shutdown_signal,
+                shutdown_grace_period: self.shutdown_grace_period,
+                interrupted_job_retry_delay: self.interrupted_job_retry_delay,
+            },
+            tasks: Arc::new(tasks),
+            surroundings: Arc::new(surroundings),
+            shutdown: Shutdown::default(),
+        })
+    }
+}
+
+fn invalid(setting: &'static str, problem: &str) -> Error {
+    Error::InvalidOption { setting, problem: problem.to_owned() }
+}
+
+fn tasks_by_name(
+    tasks: Vec<Task>,
+    mut options: HashMap<String, TaskOptions>,
+) -> Result<HashMap<Arc<str>, Task>, Error> {
+    let mut by_name = HashMap::new();
+    for mut task in tasks {
+        if let Some(options) = options.remove(&*task.identifier) {
+            task.options = options;
+        }
+        if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
+            let problem = format!("{:?} has no legal name, expected 1 to 128 characters", task.identifier);
+            return Err(Error::InvalidOption { setting: "the task", problem });
+        }
+        if let Some(twice) = by_name.insert(task.identifier.clone(), task) {
+            return Err(Error::InvalidOption {
+                setting: "the task",
+                problem: format!("{:?} is defined twice, expected once", twice.identifier),
+            });
+        }
+    }
+    match options.into_keys().next() {
+        Some(unknown) => Err(Error::InvalidOption {
+            setting: "task_options",
+            problem: format!("names {unknown:?}, which is not defined"),
+        }),
+        None => Ok(by_name),
+    }
+}
+
+async fn connect(database: Option<Database>, max_connections: u32) -> Result<PgPool, Error> {
+    let url = match database {
+        Some(Database::Pool(pool)) => return Ok(pool),
+        Some(Database::Url(url)) => url,
+        None => std::env::var("DATABASE_URL")
+            .map_err(|_| invalid("the database", "is missing: call database_url or pg_pool, or set DATABASE_URL"))?,
+    };
+    PgPoolOptions::new()
+        .max_connections(max_connections)
+        .connect(&url)
+        .await
+        .doing(|| "connect to the database".to_owned())
+}
+
+/// `rs-` tells our workers from Node's.
+fn new_worker_id() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let random = || RandomState::new().hash_one(std::process::id());
+    format!("rs-worker-{:016x}{:08x}", random(), random() as u32)
+}
+
+/// A tuple of task handlers, for [`WorkerOptions::define_jobs`].
+pub trait TaskHandlers {
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn tasks() -> Vec<Task>;
+}
+
+macro_rules! tuples_of_task_handlers {
+    ($($first:ident $($rest:ident)*)?) => {
+        $(
+            impl<$first: TaskHandler, $($rest: TaskHandler),*> TaskHandlers for ($first, $($rest,)*) {
+                #[allow(private_interfaces)]
+                fn tasks() -> Vec<Task> {
+                    vec![Task::handler::<$first>(), $(Task::handler::<$rest>()),*]
+                }
+            }
+            tuples_of_task_handlers!($($rest)*);
+        )?
+    };
+}
+
+tuples_of_task_handlers!(A B C D E F G H I J K L M N O P);

@@ -1,0 +1,278 @@
+//! The worker: wait, exchange, execute, settle.
+//!
+//! One loop exchanges jobs with the database; as many runners as there are slots run them. Between the two stands
+//! `hand`: what is claimed, what runs, what is to be reported.
+
+use crate::Error;
+use crate::context::{Surroundings, WorkerContext};
+use crate::exchange::{Exchange, Wants};
+use crate::execute::execute;
+use crate::hand::{Hand, Running};
+use crate::listener::Listener;
+use crate::options::Settings;
+use crate::settle::{self, Settlement};
+use crate::shutdown::Shutdown;
+use crate::task::Task;
+use crate::worker_utils::WorkerUtils;
+use chrono::{DateTime, Utc};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tracing::{Instrument, debug, error, info, info_span, warn};
+
+/// How often a waiting worker looks for locks that are older than 4 hours.
+const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
+
+/// How long the last report may take when the grace period is over.
+const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often jobs in hand are looked at while nothing else happens.
+const HAND_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Runs jobs. Made by [`WorkerOptions::init`](crate::WorkerOptions::init).
+pub struct Worker {
+    pub(crate) settings: Settings,
+    pub(crate) tasks: Arc<HashMap<Arc<str>, Task>>,
+    pub(crate) surroundings: Arc<Surroundings>,
+    pub(crate) shutdown: Shutdown,
+}
+
+/// Whether to go on when there is nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Told,
+    NothingIsLeft,
+}
+
+impl Worker {
+    /// Runs jobs until it is told to stop, then lets them finish, and returns when everything is written.
+    pub async fn run(&self) -> Result<(), Error> {
+        let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
+        let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
+        let listener = if self.settings.listen {
+            Listener::start(self.settings.connect_options.clone(), self.surroundings.worker_id.clone())
+        } else {
+            Listener::deaf()
+        };
+        info!(
+            label = "worker",
+            worker_id = self.worker_id(),
+            tasks = ?self.tasks.keys().collect::<Vec<_>>(),
+            "connected and looking for jobs"
+        );
+        self.work(listener, Until::Told).await
+    }
+
+    /// Runs jobs until none is left that could run now, then returns.
+    pub async fn run_once(&self) -> Result<(), Error> {
+        let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
+        let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
+        self.work(Listener::deaf(), Until::NothingIsLeft).await
+    }
+
+    /// Tells the worker to stop: the first time it lets jobs finish, the second time it leaves at once.
+    pub fn request_shutdown(&self) {
+        self.shutdown.ask();
+    }
+
+    /// Adds and administers jobs.
+    pub fn create_utils(&self) -> WorkerUtils {
+        self.surroundings.utils.clone()
+    }
+
+    /// The name under which this worker locks jobs.
+    pub fn worker_id(&self) -> &str {
+        &self.surroundings.worker_id
+    }
+
+    async fn work(&self, listener: Listener, until: Until) -> Result<(), Error> {
+        let identifiers: Vec<Arc<str>> = self.tasks.keys().cloned().collect();
+        let exchange = Exchange::open(
+            self.settings.connect_options.clone(),
+            self.surroundings.statements.clone(),
+            self.surroundings.worker_id.clone(),
+            &identifiers,
+            self.settings.prepared_statements,
+        )
+        .await?;
+        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency));
+        let mut runners = JoinSet::new();
+        for _ in 0..self.settings.concurrency {
+            runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
+        }
+        let mut shift = Shift { worker: self, hand, exchange, listener, runners, until };
+        let ended = shift.exchange_until_done().await;
+        shift.leave(ended).await
+    }
+}
+
+/// A runner: one slot.
+async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surroundings: Arc<Surroundings>) {
+    while let Some(running) = hand.next().await {
+        let Some(task) = tasks.get(&running.job.task_identifier) else { continue };
+        let started = Instant::now();
+        let span = info_span!(
+            "job",
+            label = "job",
+            worker_id = &*surroundings.worker_id,
+            task_identifier = &*running.job.task_identifier,
+            job_id = running.job.id
+        );
+        let ctx = WorkerContext::new(running.job.clone(), running.cancellation.clone(), surroundings.clone());
+        let outcome = execute(task, ctx).instrument(span.clone()).await;
+        let settlement = hand.finished(&running, outcome);
+        span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
+    }
+}
+
+fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
+    let ms = took.as_secs_f64() * 1e3;
+    let job = &running.job;
+    match settlement {
+        Settlement::Complete | Settlement::Nothing => info!(ms, "job completed"),
+        Settlement::GiveBack(back) if back.error.is_none() => info!(ms, "job snoozed"),
+        Settlement::GiveBack(back) if settle::failed_for_good(job, settlement) => {
+            error!(ms, attempts = job.attempts, error = back.error, "job failed for good");
+        }
+        Settlement::GiveBack(back) => {
+            warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error = back.error, "job failed");
+        }
+    }
+}
+
+/// One run of a worker.
+struct Shift<'w> {
+    worker: &'w Worker,
+    hand: Arc<Hand>,
+    exchange: Exchange,
+    listener: Listener,
+    runners: JoinSet<()>,
+    until: Until,
+}
+
+impl Shift<'_> {
+    /// The loop. Ends when the worker is told to stop and everything in hand is settled, when the grace period for
+    /// that is over, or with an error that the worker cannot outlive.
+    async fn exchange_until_done(&mut self) -> Result<(), Error> {
+        let settings = &self.worker.settings;
+        let shutdown = &self.worker.shutdown;
+        let mut look = true;
+        let mut look_at = Instant::now();
+        let mut stale_locks_at = Instant::now();
+        let mut leave_at: Option<Instant> = None;
+        loop {
+            if leave_at.is_none() && shutdown.asked.is_cancelled() {
+                info!(label = "worker", worker_id = self.worker.worker_id(), "stopping: letting jobs finish");
+                self.hand.close();
+                leave_at = Some(Instant::now() + settings.shutdown_grace_period);
+            }
+            if leave_at.is_some() && self.hand.is_empty() {
+                return Ok(());
+            }
+            let (report, room) = self.hand.report();
+            let wanted = if look { room } else { room.min(settings.concurrency) };
+            if !report.is_empty() || (look && wanted > 0) {
+                let wants = Wants {
+                    jobs: wanted,
+                    forbidden_flags: if wanted > 0 { settings.forbidden_flags.current().await } else { None },
+                    now: settings.use_local_time.then(Utc::now),
+                };
+                let reply = tokio::select! {
+                    reply = self.exchange.exchange(&report, &wants) => reply?,
+                    () = leaves(shutdown, leave_at) => return Ok(()),
+                };
+                self.hand.measured_round_trip(reply.took);
+                self.hand.receive_unknown(reply.found_again);
+                let claimed = reply.jobs.len();
+                self.hand.receive(reply.jobs);
+                look = wanted > 0 && claimed >= wanted;
+                if !look && leave_at.is_none() {
+                    if self.until == Until::NothingIsLeft && claimed == 0 && wanted > 0 && self.hand.is_empty() {
+                        return Ok(());
+                    }
+                    look_at = self.next_look(wants.now, claimed == 0 && wanted > 0).await;
+                }
+                continue;
+            }
+            if stale_locks_at <= Instant::now() && leave_at.is_none() {
+                stale_locks_at = Instant::now() + STALE_LOCKS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
+                self.exchange.clear_stale_locks().await;
+            }
+            tokio::select! {
+                () = self.hand.exchange_due.notified() => look |= self.until == Until::NothingIsLeft,
+                () = self.listener.wait() => look = true,
+                () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
+                () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
+                () = shutdown.asked.cancelled(), if leave_at.is_none() => {}
+                () = self.listener.must_leave.cancelled(), if leave_at.is_none() => {
+                    warn!(label = "worker", worker_id = self.worker.worker_id(), "a breaking migration was announced");
+                    shutdown.asked.cancel();
+                }
+                () = leaves(shutdown, leave_at) => return Ok(()),
+            }
+        }
+    }
+
+    /// When to look again, if nothing is heard before.
+    async fn next_look(&mut self, now: Option<DateTime<Utc>>, idle: bool) -> Instant {
+        let poll = self.worker.settings.poll_interval;
+        let due = if idle { self.exchange.next_due(now).await } else { None };
+        Instant::now() + due.map_or(poll, |due| due.min(poll))
+    }
+
+    /// Hands back whatever is still in hand, and goes.
+    async fn leave(mut self, ended: Result<(), Error>) -> Result<(), Error> {
+        self.hand.close();
+        let finished = self.hand.is_empty();
+        self.runners.abort_all();
+        while self.runners.join_next().await.is_some() {}
+        for job in self.hand.interrupt(self.worker.settings.interrupted_job_retry_delay) {
+            warn!(
+                label = "job",
+                worker_id = self.worker.worker_id(),
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                "job interrupted: handed back"
+            );
+        }
+        let ended = match ended {
+            Ok(()) if finished => Ok(()),
+            Ok(()) => self.last_report().await,
+            Err(error) => {
+                error!(
+                    label = "worker",
+                    worker_id = self.worker.worker_id(),
+                    error = error.to_string_with_sources(),
+                    "cannot go on"
+                );
+                let _ = self.last_report().await;
+                Err(error)
+            }
+        };
+        self.exchange.close().await;
+        debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");
+        ended
+    }
+
+    async fn last_report(&mut self) -> Result<(), Error> {
+        let (report, _) = self.hand.report();
+        if report.is_empty() {
+            return Ok(());
+        }
+        let wants = Wants { jobs: 0, forbidden_flags: None, now: self.worker.settings.use_local_time.then(Utc::now) };
+        match tokio::time::timeout(LAST_REPORT_TIMEOUT, self.exchange.exchange(&report, &wants)).await {
+            Ok(result) => result.map(|_| ()),
+            Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),
+        }
+    }
+}
+
+/// Returns when it is time to go, finished or not.
+async fn leaves(shutdown: &Shutdown, leave_at: Option<Instant>) {
+    let Some(leave_at) = leave_at else { return std::future::pending().await };
+    tokio::select! {
+        () = shutdown.insisted.cancelled() => {}
+        () = tokio::time::sleep_until(leave_at.into()) => {}
+    }
+}

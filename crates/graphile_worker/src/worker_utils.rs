@@ -1,0 +1,306 @@
+//! Adding, changing and removing jobs: from the application's pool, or inside a transaction of its own.
+
+use crate::db::{Schema, Statement, Statements};
+use crate::error::Doing;
+use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
+use crate::migrate::{Migration, migrate};
+use crate::task::{BatchTaskHandler, TaskHandler};
+use crate::{Error, db};
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, PgPool, Postgres};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+
+/// What may be changed about jobs that do not run; what is `None` stays.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RescheduleJobOptions {
+    /// Not before this time.
+    pub run_at: Option<DateTime<Utc>>,
+    /// Lower runs first.
+    pub priority: Option<i16>,
+    /// How often it counts as tried.
+    pub attempts: Option<i16>,
+    /// How often it may be tried.
+    pub max_attempts: Option<i16>,
+}
+
+/// Adds and administers jobs. Cheap to clone.
+///
+/// ```no_run
+/// # use graphile_worker::{JobSpec, WorkerUtils};
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// let utils = WorkerUtils::new(pool.clone(), "graphile_worker");
+/// utils.add_raw_job("send_email", serde_json::json!({ "to": "user@example.com" }), JobSpec::default()).await?;
+///
+/// // Or in a transaction of your own: a job that is rolled back never existed.
+/// let mut transaction = pool.begin().await?;
+/// utils.within(&mut transaction).add_raw_job("send_email", (), JobSpec::default()).await?;
+/// transaction.commit().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct WorkerUtils<S = PgPool> {
+    source: S,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// A name that cannot be a schema's is reported by the first call, so that making utilities cannot fail.
+    statements: Result<Arc<Statements>, (String, &'static str)>,
+    use_local_time: bool,
+}
+
+/// Where statements are run: the application's pool, or [`Within`] a transaction.
+pub trait Source: sealed::Sealed + Send + Sync {
+    #[doc(hidden)]
+    fn fetch(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> impl Future<Output = sqlx::Result<Vec<PgRow>>> + Send;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for PgPool {}
+
+impl Source for PgPool {
+    async fn fetch(&self, query: Query<'static, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
+        query.fetch_all(self).await
+    }
+}
+
+/// A connection, or transaction, of the application's.
+pub struct Within<'c>(Mutex<&'c mut PgConnection>);
+
+impl sealed::Sealed for Within<'_> {}
+
+impl Source for Within<'_> {
+    async fn fetch(&self, query: Query<'static, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
+        query.fetch_all(&mut **self.0.lock().await).await
+    }
+}
+
+impl WorkerUtils {
+    /// Utilities for the schema of this name.
+    pub fn new(pool: PgPool, schema: impl Into<String>) -> WorkerUtils {
+        let name = schema.into();
+        let statements = match Schema::new(&name) {
+            Ok(schema) => Ok(Arc::new(Statements::new(schema))),
+            Err(Error::InvalidSchemaName { name, problem }) => Err((name, problem)),
+            Err(_) => Err((name, "is not legal")),
+        };
+        WorkerUtils { source: pool, shared: Arc::new(Shared { statements, use_local_time: false }) }
+    }
+
+    pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>, use_local_time: bool) -> WorkerUtils {
+        WorkerUtils { source: pool, shared: Arc::new(Shared { statements: Ok(statements), use_local_time }) }
+    }
+
+    /// Whether a job without a time gets this machine's (default: no, the database's).
+    pub fn with_use_local_time(self, use_local_time: bool) -> WorkerUtils {
+        let shared = Shared { statements: self.shared.statements.clone(), use_local_time };
+        WorkerUtils { shared: Arc::new(shared), ..self }
+    }
+
+    /// The same utilities inside a transaction, or on a connection, of the application's.
+    pub fn within<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
+        WorkerUtils { source: Within(Mutex::new(connection)), shared: self.shared.clone() }
+    }
+
+    /// The application's pool.
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.source
+    }
+
+    /// Installs the schema, or brings it up to date; see [`migrate`].
+    pub async fn migrate(&self) -> Result<Migration, Error> {
+        migrate(&self.source, self.statements()?.schema.name()).await
+    }
+}
+
+impl<S: Source> WorkerUtils<S> {
+    /// Adds a job.
+    pub async fn add_job<T: TaskHandler>(&self, payload: T, spec: JobSpec) -> Result<Job, Error> {
+        let spec = with_default_attempts(spec, T::options().max_attempts);
+        self.add_raw_job(T::IDENTIFIER, payload, spec).await
+    }
+
+    /// Adds one job for many items: its payload is their array. Where a waiting job has the same key, the items
+    /// are appended to its own.
+    pub async fn add_batch_job<T: BatchTaskHandler>(&self, items: Vec<T>, spec: JobSpec) -> Result<Job, Error> {
+        let spec = with_default_attempts(spec, T::options().max_attempts);
+        self.add_raw_job(T::IDENTIFIER, items, spec).await
+    }
+
+    /// Adds a job whose task is known only at run time.
+    pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
+        let payload = serde_json::to_string(&payload)
+            .map_err(|source| Error::InvalidPayload { identifier: identifier.to_owned(), source })?;
+        let doing = || format!("add a job of the task {identifier:?}");
+        let query = query(&self.statements()?.add_job)
+            .bind(identifier.to_owned())
+            .bind(payload)
+            .bind(spec.queue_name)
+            .bind(self.run_at(spec.run_at))
+            .bind(spec.max_attempts.map(i32::from))
+            .bind(spec.job_key)
+            .bind(spec.priority.map(i32::from))
+            .bind(spec.flags)
+            .bind(spec.job_key_mode.unwrap_or_default().as_str());
+        let row =
+            self.source.fetch(query).await.and_then(|rows| rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
+        db::job(&row.doing(doing)?, None).doing(doing)
+    }
+
+    /// Adds many jobs of one task in one round trip; returns them in the order given.
+    pub async fn add_jobs<T: TaskHandler>(&self, jobs: &[(T, &JobSpec)]) -> Result<Vec<Job>, Error> {
+        let max_attempts = T::options().max_attempts;
+        let jobs = jobs.iter().map(|(payload, spec)| (T::IDENTIFIER, payload, *spec));
+        self.add_many(jobs, max_attempts).await
+    }
+
+    /// Adds many jobs in one round trip; returns them in the order given. If any of them has the key mode
+    /// `PreserveRunAt`, it holds for all of them; `UnsafeDedupe` is refused.
+    pub async fn add_raw_jobs(&self, jobs: &[RawJobSpec]) -> Result<Vec<Job>, Error> {
+        let jobs = jobs.iter().map(|job| (job.identifier.as_str(), &job.payload, &job.spec));
+        self.add_many(jobs, None).await
+    }
+
+    async fn add_many<'a, P: Serialize + 'a>(
+        &self,
+        jobs: impl ExactSizeIterator<Item = (&'a str, &'a P, &'a JobSpec)>,
+        max_attempts: Option<i16>,
+    ) -> Result<Vec<Job>, Error> {
+        let count = jobs.len();
+        let mut batch = Batch::default();
+        for (position, (identifier, payload, spec)) in jobs.enumerate() {
+            if spec.job_key_mode == Some(JobKeyMode::UnsafeDedupe) {
+                return Err(Error::UnsafeDedupeInBatch { position: position + 1, identifier: identifier.to_owned() });
+            }
+            batch.payloads.push(
+                serde_json::to_string(payload)
+                    .map_err(|source| Error::InvalidPayload { identifier: identifier.to_owned(), source })?,
+            );
+            batch.identifiers.push(identifier.to_owned());
+            batch.queue_names.push(spec.queue_name.clone());
+            batch.run_ats.push(self.run_at(spec.run_at));
+            batch.max_attempts.push(spec.max_attempts.or(max_attempts));
+            batch.job_keys.push(spec.job_key.clone());
+            batch.priorities.push(spec.priority);
+            batch.flags.push(spec.flags.as_ref().map(|flags| serde_json::json!(flags).to_string()));
+            batch.preserve_run_at |= spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
+        }
+        let query = query(&self.statements()?.add_jobs)
+            .bind(batch.identifiers)
+            .bind(batch.payloads)
+            .bind(batch.queue_names)
+            .bind(batch.run_ats)
+            .bind(batch.max_attempts)
+            .bind(batch.job_keys)
+            .bind(batch.priorities)
+            .bind(batch.flags)
+            .bind(batch.preserve_run_at);
+        self.jobs(query, || format!("add {count} jobs")).await
+    }
+
+    /// Removes the job with this key. One that is running is kept, without its key, and will not run again. `None`
+    /// where no job has the key.
+    pub async fn remove_job(&self, job_key: &str) -> Result<Option<Job>, Error> {
+        let query = query(&self.statements()?.remove_job).bind(job_key.to_owned());
+        Ok(self.jobs(query, || format!("remove the job with key {job_key:?}")).await?.pop())
+    }
+
+    /// Deletes those of the jobs that do not run, as if they were done; returns them.
+    pub async fn complete_jobs(&self, ids: &[i64]) -> Result<Vec<Job>, Error> {
+        let query = query(&self.statements()?.complete_jobs).bind(ids.to_vec());
+        self.jobs(query, || format!("complete {} jobs", ids.len())).await
+    }
+
+    /// Uses up the attempts of those of the jobs that do not run; returns them.
+    pub async fn permanently_fail_jobs(&self, ids: &[i64], reason: &str) -> Result<Vec<Job>, Error> {
+        let query = query(&self.statements()?.permanently_fail_jobs).bind(ids.to_vec()).bind(reason.to_owned());
+        self.jobs(query, || format!("fail {} jobs", ids.len())).await
+    }
+
+    /// Changes when and how those of the jobs that do not run are run; returns them.
+    pub async fn reschedule_jobs(&self, ids: &[i64], options: RescheduleJobOptions) -> Result<Vec<Job>, Error> {
+        let query = query(&self.statements()?.reschedule_jobs)
+            .bind(ids.to_vec())
+            .bind(options.run_at)
+            .bind(options.priority.map(i32::from))
+            .bind(options.attempts.map(i32::from))
+            .bind(options.max_attempts.map(i32::from));
+        self.jobs(query, || format!("reschedule {} jobs", ids.len())).await
+    }
+
+    /// Frees whatever these workers hold. Only for workers that are known to be dead.
+    pub async fn force_unlock_workers(&self, worker_ids: &[&str]) -> Result<(), Error> {
+        let ids: Vec<String> = worker_ids.iter().map(|id| (*id).to_owned()).collect();
+        let query = query(&self.statements()?.force_unlock_workers).bind(ids);
+        self.source.fetch(query).await.doing(|| "unlock workers".to_owned())?;
+        Ok(())
+    }
+
+    async fn jobs(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+        doing: impl Fn() -> String,
+    ) -> Result<Vec<Job>, Error> {
+        let rows = self.source.fetch(query).await.doing(&doing)?;
+        rows.iter().map(|row| db::job(row, None)).collect::<sqlx::Result<_>>().doing(&doing)
+    }
+
+    fn statements(&self) -> Result<&Arc<Statements>, Error> {
+        self.shared
+            .statements
+            .as_ref()
+            .map_err(|(name, problem)| Error::InvalidSchemaName { name: name.clone(), problem })
+    }
+
+    fn run_at(&self, run_at: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
+        if self.shared.use_local_time { run_at.or_else(|| Some(Utc::now())) } else { run_at }
+    }
+}
+
+/// The fields of many jobs, an array each.
+#[derive(Default)]
+struct Batch {
+    identifiers: Vec<String>,
+    payloads: Vec<String>,
+    queue_names: Vec<Option<String>>,
+    run_ats: Vec<Option<DateTime<Utc>>>,
+    max_attempts: Vec<Option<i16>>,
+    job_keys: Vec<Option<String>>,
+    priorities: Vec<Option<i16>>,
+    flags: Vec<Option<String>>,
+    preserve_run_at: bool,
+}
+
+fn query(statement: &Statement) -> Query<'static, Postgres, PgArguments> {
+    sqlx::query(statement.sql())
+}
+
+fn with_default_attempts(mut spec: JobSpec, max_attempts: Option<i16>) -> JobSpec {
+    spec.max_attempts = spec.max_attempts.or(max_attempts);
+    spec
+}
+
+/// Adds one job to the database at this URL: for a script. A program that adds many keeps a [`WorkerUtils`].
+pub async fn add_job(
+    database_url: &str,
+    identifier: &str,
+    payload: impl Serialize,
+    spec: JobSpec,
+) -> Result<Job, Error> {
+    let doing = || "connect to the database".to_owned();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect(database_url).await.doing(doing)?;
+    let job = WorkerUtils::new(pool.clone(), "graphile_worker").add_raw_job(identifier, payload, spec).await;
+    pool.close().await;
+    job
+}

@@ -1,0 +1,184 @@
+//! Several worker processes at once, and a server that crashes under them. A process is this test binary, started
+//! again to run `worker_process` alone; it writes what it ran into a file, a line a run.
+
+use crate::support::Db;
+use graphile_worker::{JobSpec, RawJobSpec, TaskError, WorkerContext, WorkerOptions, WorkerUtils};
+use graphile_worker_devdb::ClusterOptions;
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A folder for what processes write.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("gw-processes-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let files = std::fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
+        let logs = files.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+        logs.flat_map(|path| std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect::<Vec<_>>())
+            .collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn start_process(url: &str, folder: &Path, number: usize) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::worker_process", "--nocapture"])
+        .env("GW_TEST_URL", url)
+        .env("GW_TEST_FOLDER", folder)
+        .env("GW_TEST_NUMBER", number.to_string())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// One worker process: until there are no jobs left, those included that wait for a retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_process() {
+    let Ok(url) = std::env::var("GW_TEST_URL") else { return };
+    let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
+    let number = std::env::var("GW_TEST_NUMBER").unwrap();
+    let log = std::fs::File::create(folder.join(format!("{number}.log"))).unwrap();
+    let log = Arc::new(Mutex::new(std::io::BufWriter::new(log)));
+    let pool = PgPool::connect(&url).await.unwrap();
+    let (written, locks) = (log.clone(), folder.clone());
+    let worker = WorkerOptions::default()
+        .pg_pool(pool.clone())
+        .concurrency(16)
+        .poll_interval(Duration::from_millis(100))
+        .listen_os_shutdown_signals(false)
+        // Fails one attempt in ten.
+        .define_task("sometimes", move |_: Value, ctx: WorkerContext| {
+            let (id, attempt) = (ctx.job().id, ctx.job().attempts);
+            let fails = (id.wrapping_mul(2_654_435_761) >> 7).wrapping_add(i64::from(attempt)) % 10 == 0;
+            writeln!(written.lock().unwrap(), "{id} {attempt} {}", if fails { "failed" } else { "done" }).unwrap();
+            async move { if fails { Err(TaskError::retry_after(Duration::ZERO, "bad luck")) } else { Ok(()) } }
+        })
+        // Holds a lock on the queue's file while it runs: nobody else can have it.
+        .define_task("alone", move |queue: String, ctx: WorkerContext| {
+            let file = std::fs::File::create(locks.join(queue)).unwrap();
+            let log = log.clone();
+            async move {
+                let alone = file.try_lock().is_ok();
+                tokio::task::yield_now().await;
+                writeln!(log.lock().unwrap(), "{} {alone}", ctx.job().id).unwrap();
+            }
+        })
+        .init()
+        .await
+        .unwrap();
+    let left = "select count(*) from graphile_worker._private_jobs";
+    while sqlx::query_scalar::<_, i64>(left).fetch_one(&pool).await.unwrap() > 0 {
+        worker.run_once().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+}
+
+fn wait_for(processes: Vec<Child>) {
+    for mut process in processes {
+        assert!(process.wait().unwrap().success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_thousand_jobs_over_four_processes_each_end_once() {
+    let db = Db::installed().await;
+    let folder = Folder::new("sometimes");
+    db.run("select count(*) from graphile_worker.add_jobs((select array_agg(('sometimes', '{}', null, null, null, null, null, null)::graphile_worker.job_spec) from generate_series(1, 100000)))").await;
+    wait_for((0..4).map(|number| start_process(db.url(), &folder.0, number)).collect());
+
+    let mut runs = HashSet::new();
+    let mut done: HashMap<i64, u32> = HashMap::new();
+    for line in folder.lines() {
+        let (run, result) = line.rsplit_once(' ').unwrap();
+        assert!(runs.insert(run.to_owned()), "attempt `{run}` ran twice");
+        if result == "done" {
+            *done.entry(run.split(' ').next().unwrap().parse().unwrap()).or_default() += 1;
+        }
+    }
+    assert_eq!(done.len(), 100_000);
+    assert!(done.values().all(|times| *times == 1));
+    assert!(runs.len() > 105_000, "some have failed and were tried again: {}", runs.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn named_queues_never_overlap_over_four_processes() {
+    let db = Db::installed().await;
+    let folder = Folder::new("alone");
+    db.run("select count(*) from graphile_worker.add_jobs((select array_agg(('alone', to_json('queue' || n % 7), 'queue' || n % 7, null, null, null, null, null)::graphile_worker.job_spec) from generate_series(1, 3000) n))").await;
+    wait_for((0..4).map(|number| start_process(db.url(), &folder.0, number)).collect());
+    let lines = folder.lines();
+    assert_eq!(lines.len(), 3000);
+    let overlapping: Vec<&String> = lines.iter().filter(|line| !line.ends_with("true")).collect();
+    assert!(overlapping.is_empty(), "{overlapping:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
+    let folder = Folder::new("crash");
+    let cluster = ClusterOptions::new(folder.0.join("db")).open().unwrap();
+    let pool = PgPool::connect_with(cluster.options("postgres")).await.unwrap();
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let runs = ran.clone();
+    let worker = Arc::new(
+        WorkerOptions::default()
+            .pg_pool(pool.clone())
+            .concurrency(4)
+            .listen_os_shutdown_signals(false)
+            .define_task("t", move |n: i64, _| {
+                runs.lock().unwrap().push(n);
+                async {}
+            })
+            .init()
+            .await
+            .unwrap(),
+    );
+    let utils = WorkerUtils::new(pool.clone(), "graphile_worker");
+    let jobs: Vec<RawJobSpec> = (0..20_000)
+        .map(|n| RawJobSpec { identifier: "t".to_owned(), payload: json!(n), spec: JobSpec::default() })
+        .collect();
+    utils.add_raw_jobs(&jobs).await.unwrap();
+
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    let count = || ran.lock().unwrap().len();
+    while count() < 2000 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // One server process dies: PostgreSQL throws everybody out and recovers.
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.unwrap();
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    while count() < 20_000 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    worker.request_shutdown();
+    running.await.unwrap().unwrap();
+    let mut ran = ran.lock().unwrap().clone();
+    ran.sort_unstable();
+    assert_eq!(ran, (0..20_000).collect::<Vec<i64>>(), "every job ran, and none twice");
+    let left: i64 = loop {
+        let left = sqlx::query_scalar("select count(*) from graphile_worker._private_jobs").fetch_one(&pool).await;
+        if let Ok(left) = left {
+            break left;
+        }
+    };
+    assert_eq!(left, 0);
+}

@@ -1,0 +1,634 @@
+//! The worker on a real database: what handlers can say, what becomes of their jobs, when it stops.
+
+use crate::support::Db;
+use graphile_worker::{
+    BatchTaskHandler, Error, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobSpec, JobSpecBuilder, TaskError,
+    TaskHandler, TaskOptions, TaskOutcome, Worker, WorkerContext, WorkerOptions, WorkerUtils,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// So long that a test which depends on polling would never end.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn options(db: &Db) -> WorkerOptions {
+    WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .listen_os_shutdown_signals(false)
+        .concurrency(4)
+        .poll_interval(NEVER)
+}
+
+fn utils(db: &Db) -> WorkerUtils {
+    WorkerUtils::new(db.pool.clone(), "graphile_worker")
+}
+
+async fn job(db: &Db) -> Value {
+    db.row("select *, round(extract(epoch from run_at - now())) as waits from graphile_worker._private_jobs").await
+}
+
+/// Runs what there is with one task, `t`, that does what the function does.
+async fn run_once<F, Fut, R>(db: &Db, function: F)
+where
+    F: Fn(Value, WorkerContext) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = R> + Send + 'static,
+    R: IntoTaskHandlerResult,
+{
+    options(db).define_task("t", function).init().await.unwrap().run_once().await.unwrap();
+}
+
+#[derive(Serialize, Deserialize)]
+struct Greet {
+    name: String,
+}
+
+impl TaskHandler for Greet {
+    const IDENTIFIER: &'static str = "greet";
+
+    async fn run(self, ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+        ctx.extension::<mpsc::UnboundedSender<String>>().unwrap().send(self.name).unwrap();
+    }
+
+    fn options() -> TaskOptions {
+        TaskOptions::default().max_attempts(7)
+    }
+}
+
+#[tokio::test]
+async fn a_typed_job_reaches_its_handler_and_is_gone_afterwards() {
+    let db = Db::empty().await;
+    let (sender, mut names) = mpsc::unbounded_channel::<String>();
+    let worker = options(&db).define_job::<Greet>().add_extension(sender).init().await.unwrap();
+    let job = worker.create_utils().add_job(Greet { name: "Ada".to_owned() }, JobSpec::default()).await.unwrap();
+    assert_eq!((&*job.task_identifier, job.payload.get(), job.max_attempts), ("greet", r#"{"name":"Ada"}"#, 7));
+    worker.run_once().await.unwrap();
+    assert_eq!(names.recv().await.unwrap(), "Ada");
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_failed_job_keeps_its_error_and_waits_longer_after_each_attempt() {
+    let db = Db::installed().await;
+    db.add_job("'t', queue_name := 'q'").await;
+    for (attempt, seconds) in [(1, 3), (2, 7), (3, 20)] {
+        run_once(&db, |_, _| async { Err::<(), _>("no luck") }).await;
+        let job = job(&db).await;
+        assert_eq!((job["attempts"].as_i64(), &job["last_error"]), (Some(attempt), &json!("no luck")));
+        assert_eq!(job["waits"], seconds);
+        assert_eq!((&job["locked_at"], &job["locked_by"]), (&Value::Null, &Value::Null));
+        db.run("update graphile_worker._private_jobs set run_at = now()").await;
+    }
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_handler_says_when_to_try_again() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    run_once(&db, |_, _| async { Err::<(), _>(TaskError::retry_after(Duration::from_secs(500), "later")) }).await;
+    let job = job(&db).await;
+    assert_eq!((&job["waits"], &job["attempts"]), (&json!(500), &json!(1)));
+}
+
+#[tokio::test]
+async fn a_handler_gives_up_for_good() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    run_once(&db, |_, _| async { Err::<(), _>(TaskError::permanent("no such user")) }).await;
+    let job = job(&db).await;
+    assert_eq!(
+        (&job["attempts"], &job["last_error"], &job["is_available"]),
+        (&json!(25), &json!("no such user"), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn a_snoozed_job_waits_and_keeps_its_attempt() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    run_once(&db, |_, _| async { TaskOutcome::Snooze(Duration::from_secs(300)) }).await;
+    let snoozed = job(&db).await;
+    assert_eq!(
+        (&snoozed["waits"], &snoozed["attempts"], &snoozed["last_error"]),
+        (&json!(300), &json!(0), &Value::Null)
+    );
+    db.run("update graphile_worker._private_jobs set run_at = now()").await;
+    let until = "2031-01-01T00:00:00Z".parse().unwrap();
+    run_once(&db, move |_, _| async move { Ok::<_, String>(TaskOutcome::SnoozeUntil(until)) }).await;
+    assert_eq!(job(&db).await["run_at"], "2031-01-01T00:00:00+00:00");
+}
+
+#[tokio::test]
+async fn work_and_completion_in_one_transaction_happen_both_or_neither() {
+    let db = Db::installed().await;
+    db.run("create table done (id bigint)").await;
+    db.add_job("'t'").await;
+    run_once(&db, |_, ctx: WorkerContext| async move {
+        let mut transaction = ctx.pg_pool().begin().await?;
+        sqlx::query("insert into done values ($1)").bind(ctx.job().id).execute(&mut *transaction).await?;
+        ctx.complete_in(transaction).await?;
+        Ok::<(), TaskError>(())
+    })
+    .await;
+    assert_eq!(db.value("select count(*) from done").await, 1);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+
+    db.add_job("'t', max_attempts := 1").await;
+    run_once(&db, |_, ctx: WorkerContext| async move {
+        let mut transaction = ctx.pg_pool().begin().await?;
+        sqlx::query("insert into done values ($1)").bind(ctx.job().id).execute(&mut *transaction).await?;
+        // Meanwhile an operator has freed the job.
+        ctx.utils().force_unlock_workers(&[ctx.worker_id()]).await?;
+        ctx.complete_in(transaction).await?;
+        Ok::<(), TaskError>(())
+    })
+    .await;
+    assert_eq!(db.value("select count(*) from done").await, 1, "the work was rolled back");
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 1);
+}
+
+#[tokio::test]
+async fn a_panic_is_a_failure_with_its_message() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    db.add_job("'fine'").await;
+    let worker = options(&db)
+        .concurrency(1)
+        .define_task("t", |_: Value, _| async {
+            if true {
+                panic!("it's {}", "broken")
+            }
+        })
+        .define_task("fine", |_: Value, _| async {})
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    assert_eq!(job(&db).await["last_error"], "panicked: it's broken", "and the slot went on with the other job");
+}
+
+#[tokio::test]
+async fn a_job_that_hangs_past_its_timeout_is_cancelled_and_has_failed() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    let cancelled = Arc::new(Notify::new());
+    let heard = cancelled.clone();
+    let worker = options(&db)
+        .define_task("t", move |_: Value, ctx: WorkerContext| {
+            let heard = heard.clone();
+            async move {
+                ctx.cancellation_token().cancelled().await;
+                heard.notify_one();
+                std::future::pending::<()>().await;
+            }
+        })
+        .task_options("t", TaskOptions::default().timeout(Duration::from_millis(20)))
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    cancelled.notified().await;
+    assert_eq!(job(&db).await["last_error"], "timed out after 20ms");
+}
+
+#[tokio::test]
+async fn a_payload_that_is_not_what_the_task_expects_is_a_failure_that_says_so() {
+    let db = Db::installed().await;
+    db.add_job("'greet', '{\"name\": 1}'").await;
+    let (sender, _names) = mpsc::unbounded_channel::<String>();
+    options(&db).define_job::<Greet>().add_extension(sender).init().await.unwrap().run_once().await.unwrap();
+    let error = job(&db).await["last_error"].as_str().unwrap().to_owned();
+    assert!(error.starts_with("the payload is not what the task expects: invalid type: integer `1`"), "{error}");
+}
+
+#[tokio::test]
+async fn an_error_of_ten_megabytes_is_cut() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    run_once(&db, |_, _| async { Err::<(), _>(format!("start \0 {} end", "x".repeat(10_000_000))) }).await;
+    let error = job(&db).await["last_error"].as_str().unwrap().to_owned();
+    assert!(error.len() < 100_000 && error.starts_with("start") && error.ends_with("end"), "{} bytes", error.len());
+}
+
+#[tokio::test]
+async fn a_payload_of_fifty_megabytes_arrives() {
+    let db = Db::installed().await;
+    let text = "x".repeat(50_000_000);
+    utils(&db).add_raw_job("t", &text, JobSpec::default()).await.unwrap();
+    let length = Arc::new(AtomicUsize::new(0));
+    let seen = length.clone();
+    run_once(&db, move |payload, _| {
+        seen.store(payload.as_str().unwrap().len(), Ordering::SeqCst);
+        async {}
+    })
+    .await;
+    assert_eq!(length.load(Ordering::SeqCst), 50_000_000);
+}
+
+#[tokio::test]
+async fn jobs_of_tasks_this_worker_does_not_know_are_left_alone() {
+    let db = Db::installed().await;
+    db.add_job("'unknown'").await;
+    db.add_job("'unknown', queue_name := 'q'").await;
+    db.add_job("'t', queue_name := 'q'").await;
+    run_once(&db, |_, _| async {}).await;
+    let left = db.rows("select task_identifier, attempts, locked_by from graphile_worker.jobs").await;
+    assert_eq!(left, vec![json!({"task_identifier": "unknown", "attempts": 0, "locked_by": null}); 2]);
+}
+
+#[tokio::test]
+async fn jobs_run_in_order_of_priority_then_time_then_id() {
+    let db = Db::installed().await;
+    db.run(
+        "select graphile_worker.add_job('t', '3', priority := 1);
+         select graphile_worker.add_job('t', '4', priority := 1);
+         select graphile_worker.add_job('t', '2', priority := 1, run_at := now() - interval '1 hour');
+         select graphile_worker.add_job('t', '1', priority := -5, queue_name := 'q');
+         select graphile_worker.add_job('t', '5', priority := 2, queue_name := 'q');
+         select graphile_worker.add_job('t', '6', priority := 3, queue_name := 'r')",
+    )
+    .await;
+    let (sender, mut order) = mpsc::unbounded_channel();
+    let worker = options(&db)
+        .concurrency(1)
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    let mut seen = Vec::new();
+    while let Some(n) = order.recv().await {
+        seen.push(n);
+    }
+    assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_queue_runs_one_job_at_a_time_in_order_and_is_free_afterwards() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 200) as n").await;
+    let (sender, mut order) = mpsc::unbounded_channel();
+    let busy = Arc::new(AtomicUsize::new(0));
+    let worker = options(&db)
+        .concurrency(8)
+        .define_task("t", move |n: i64, _| {
+            let (sender, busy) = (sender.clone(), busy.clone());
+            async move {
+                assert_eq!(busy.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                tokio::task::yield_now().await;
+                sender.send(n).unwrap();
+                busy.fetch_sub(1, Ordering::SeqCst);
+            }
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    let mut seen = Vec::new();
+    while let Some(n) = order.recv().await {
+        seen.push(n);
+    }
+    assert_eq!(seen, (1..=200).collect::<Vec<_>>());
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_task_runs_no_more_often_at_once_than_it_may() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t') from generate_series(1, 60)").await;
+    let (busy, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = most.clone();
+    let worker = options(&db)
+        .concurrency(8)
+        .define_task("t", move |_: Value, _| {
+            let (busy, most) = (busy.clone(), most.clone());
+            async move {
+                most.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                busy.fetch_sub(1, Ordering::SeqCst);
+            }
+        })
+        .task_options("t", TaskOptions::default().max_concurrent(2))
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    assert!(seen.load(Ordering::SeqCst) <= 2);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn jobs_with_forbidden_flags_wait() {
+    for how in 0..3 {
+        let db = Db::installed().await;
+        db.run(
+            "select graphile_worker.add_job('t', '1', flags := array['slow']);
+             select graphile_worker.add_job('t', '2', 'q', flags := array['other', 'slow']);
+             select graphile_worker.add_job('t', '3', flags := array['other']);
+             select graphile_worker.add_job('t', '4', 'q')",
+        )
+        .await;
+        let options = match how {
+            0 => options(&db).forbidden_flags(["slow"]),
+            1 => options(&db).forbidden_flags_fn(|| Some(vec!["slow".to_owned()])),
+            _ => options(&db).forbidden_flags_async(|| async { Some(vec!["slow".to_owned()]) }),
+        };
+        options.define_task("t", |_: Value, _| async {}).init().await.unwrap().run_once().await.unwrap();
+        let left = db.value("select json_agg(payload order by id) from graphile_worker._private_jobs").await;
+        assert_eq!(left, json!([1, 2]));
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Item(i64);
+
+impl BatchTaskHandler for Item {
+    const IDENTIFIER: &'static str = "items";
+
+    async fn run_batch(items: Vec<Item>, _ctx: WorkerContext) -> impl IntoBatchTaskHandlerResult {
+        let answer = |Item(n): Item| if n % 2 == 0 { Ok(()) } else { Err(format!("{n} is odd")) };
+        items.into_iter().map(answer).collect::<Vec<_>>()
+    }
+}
+
+#[tokio::test]
+async fn only_the_failed_items_of_a_batch_are_tried_again() {
+    let db = Db::installed().await;
+    let spec = || JobSpecBuilder::new().job_key("batch").build();
+    utils(&db).add_batch_job(vec![Item(1), Item(2)], spec()).await.unwrap();
+    utils(&db).add_batch_job(vec![Item(3), Item(4)], spec()).await.unwrap();
+    options(&db).define_batch_job::<Item>().init().await.unwrap().run_once().await.unwrap();
+    let job = job(&db).await;
+    assert_eq!((&job["payload"], &job["attempts"]), (&json!([1, 3]), &json!(1)));
+    assert_eq!(job["last_error"], "2 of 4 items failed, the first with: 1 is odd");
+}
+
+/// A worker that runs in the background until it is told to stop.
+struct Started {
+    worker: Arc<Worker>,
+    running: tokio::task::JoinHandle<Result<(), Error>>,
+}
+
+impl Started {
+    async fn new(options: WorkerOptions) -> Started {
+        let worker = Arc::new(options.init().await.unwrap());
+        let runs = worker.clone();
+        Started { worker, running: tokio::spawn(async move { runs.run().await }) }
+    }
+
+    async fn stop(self) {
+        self.worker.request_shutdown();
+        self.running.await.unwrap().unwrap();
+    }
+}
+
+/// A task `t` that sends its payload.
+fn sending(db: &Db) -> (WorkerOptions, mpsc::UnboundedReceiver<i64>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let options = options(db).define_task("t", move |n: i64, _| {
+        let _ = sender.send(n);
+        async {}
+    });
+    (options, receiver)
+}
+
+#[tokio::test]
+async fn a_new_job_wakes_an_idle_worker() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    for n in 1..=3 {
+        db.add_job(&format!("'t', '{n}'")).await;
+        assert_eq!(ran.recv().await, Some(n));
+    }
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn an_idle_worker_wakes_when_a_job_of_the_future_is_due() {
+    let db = Db::installed().await;
+    db.add_job("'t', '1', run_at := now() + interval '300 milliseconds'").await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    assert_eq!(ran.recv().await, Some(1));
+    db.add_job("'t', '2', run_at := now() + interval '300 milliseconds', queue_name := 'q'").await;
+    assert_eq!(ran.recv().await, Some(2));
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_listening_connection_that_was_killed_is_replaced() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    for n in 1..=3 {
+        let listens =
+            "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
+        while db.value(listens).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        db.run("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'").await;
+        db.add_job(&format!("'t', '{n}'")).await;
+        assert_eq!(ran.recv().await, Some(n));
+    }
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn an_exchange_whose_connection_was_killed_loses_nothing() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 3000) as n").await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    let mut seen = std::collections::HashSet::new();
+    for received in 1..=3000 {
+        assert!(seen.insert(ran.recv().await.unwrap()), "no job ran twice");
+        if received % 500 == 0 {
+            db.run("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like '%One round trip%' and pid <> pg_backend_pid()").await;
+        }
+    }
+    started.stop().await;
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn tasks_that_exhaust_the_pool_do_not_keep_jobs_from_being_settled() {
+    let db = Db::installed().await;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(db.options()).await.unwrap();
+    let release = Arc::new(Notify::new());
+    let released = release.clone();
+    let options = WorkerOptions::default()
+        .pg_pool(pool)
+        .listen_os_shutdown_signals(false)
+        .concurrency(2)
+        .define_task("hog", move |_: Value, ctx: WorkerContext| {
+            let released = released.clone();
+            async move {
+                let _connection = ctx.pg_pool().acquire().await.unwrap();
+                released.notified().await;
+            }
+        })
+        .define_task("quick", |_: Value, _| async {});
+    let started = Started::new(options).await;
+    db.add_job("'hog'").await;
+    while db.value("select count(*) from graphile_worker.jobs where locked_by is not null").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    db.add_job("'quick'").await;
+    while db.value("select count(*) from graphile_worker.jobs").await == 2 {
+        tokio::task::yield_now().await;
+    }
+    release.notify_one();
+    started.stop().await;
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_lets_jobs_finish_and_gives_back_what_has_not_begun() {
+    let db = Db::installed().await;
+    db.run(
+        "select graphile_worker.add_job('t', to_json(n), case when n > 3 then 'q' end) from generate_series(1, 6) n",
+    )
+    .await;
+    let (begun, mut begins) = mpsc::unbounded_channel();
+    let options = options(&db).concurrency(2).define_task("t", move |n: i64, ctx: WorkerContext| {
+        let begun = begun.clone();
+        async move {
+            begun.send(n).unwrap();
+            ctx.cancellation_token().cancelled().await;
+        }
+    });
+    let started = Started::new(options).await;
+    begins.recv().await.unwrap();
+    begins.recv().await.unwrap();
+    started.stop().await;
+    let left = db.rows("select id, attempts, locked_by, last_error from graphile_worker.jobs order by id").await;
+    let untouched = |id: i64| json!({"id": id, "attempts": 0, "locked_by": null, "last_error": null});
+    assert_eq!(left, (3..=6).map(untouched).collect::<Vec<_>>());
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn what_does_not_finish_in_time_is_handed_back_to_run_later() {
+    for insist in [false, true] {
+        let db = Db::installed().await;
+        db.add_job("'t', queue_name := 'q'").await;
+        let begun = Arc::new(Notify::new());
+        let begins = begun.clone();
+        let grace = if insist { NEVER } else { Duration::from_millis(50) };
+        let options = options(&db)
+            .shutdown_grace_period(grace)
+            .interrupted_job_retry_delay(Duration::from_secs(100))
+            .define_task("t", move |_: Value, _| {
+                begins.notify_one();
+                std::future::pending::<()>()
+            });
+        let started = Started::new(options).await;
+        begun.notified().await;
+        if insist {
+            started.worker.request_shutdown();
+        }
+        started.stop().await;
+        let job = job(&db).await;
+        assert_eq!((&job["attempts"], &job["waits"], &job["locked_by"]), (&json!(0), &json!(100), &Value::Null));
+        assert_eq!(job["last_error"], "the worker was shut down before the job ended");
+        assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_stops_when_its_own_future_says_so() {
+    let db = Db::installed().await;
+    let stop = Arc::new(Notify::new());
+    let stopped = stop.clone();
+    let options = options(&db).shutdown_signal(move || {
+        let stopped = stopped.clone();
+        async move { stopped.notified().await }
+    });
+    let started = Started::new(options.define_task("t", |_: Value, _| async {})).await;
+    stop.notify_one();
+    started.running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_leaves_when_a_breaking_migration_is_announced() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    db.add_job("'t', '1'").await;
+    ran.recv().await.unwrap();
+    db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":21,\"breaking\":false}')").await;
+    db.add_job("'t', '2'").await;
+    ran.recv().await.unwrap();
+    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
+    while db.value(listens).await == 0 {
+        tokio::task::yield_now().await;
+    }
+    db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":22,\"breaking\":true}')").await;
+    started.running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_whose_schema_is_gone_ends_with_a_sentence() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options.poll_interval(Duration::from_millis(50))).await;
+    db.add_job("'t', '1'").await;
+    ran.recv().await.unwrap();
+    db.run("drop schema graphile_worker cascade").await;
+    let error = started.running.await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "could not exchange jobs with the database");
+}
+
+#[tokio::test]
+async fn locks_of_workers_that_died_hours_ago_are_freed() {
+    let db = Db::installed().await;
+    db.run(
+        "select graphile_worker.add_job('t', '1', 'q');
+         update graphile_worker._private_jobs set locked_at = now() - interval '5 hours', locked_by = 'dead', attempts = 1;
+         update graphile_worker._private_job_queues set locked_at = now() - interval '5 hours', locked_by = 'dead'",
+    )
+    .await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options.poll_interval(Duration::from_millis(100))).await;
+    assert_eq!(ran.recv().await, Some(1));
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_listen_or_prepare_works_all_the_same() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let options =
+        options.use_notifications(false).use_prepared_statements(false).poll_interval(Duration::from_millis(20));
+    let started = Started::new(options).await;
+    for n in 1..=20 {
+        db.add_job(&format!("'t', '{n}'")).await;
+        assert_eq!(ran.recv().await, Some(n));
+    }
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn wrong_settings_are_errors_with_a_sentence() {
+    let db = Db::empty().await;
+    let t = |options: WorkerOptions| options.define_task("t", |_: Value, _| async {});
+    for (options, message) in [
+        (options(&db).concurrency(0), "concurrency is 0, expected at least 1"),
+        (options(&db).poll_interval(Duration::ZERO), "poll_interval is zero, expected more"),
+        (options(&db).schema(""), "the schema name \"\" is empty"),
+        (t(t(options(&db))), "the task \"t\" is defined twice, expected once"),
+        (t(options(&db)).task_options("u", TaskOptions::default()), "task_options names \"u\", which is not defined"),
+    ] {
+        assert_eq!(options.init().await.err().unwrap().to_string(), message);
+    }
+}
