@@ -243,7 +243,6 @@ impl Exchange {
             .bind(&report.free_queues)
             .bind(&self.task_ids)
             .bind(limit)
-            .bind(limit)
             .bind(&wants.forbidden_flags)
             .bind(wants.now)
             .fetch_all(connection)

@@ -9,10 +9,10 @@
 --  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
 --     standard back-off   $8 run_at, null for $7   $9 attempts: -1 refund, 0 keep, 1 use up   $10 payload or null
 --  $11 queues this worker holds and has no jobs of any more
---  $12 ids of the tasks it runs   $13 how many jobs it wants   $14 how many of them from one queue
---  $15 flags it must not run, or null   $16 what time it is, or null for the database's
+--  $12 ids of the tasks it runs   $13 how many jobs it wants
+--  $14 flags it must not run, or null   $15 what time it is, or null for the database's
 with recursive clock as (
-  select coalesce($16::timestamptz, now()) as now
+  select coalesce($15::timestamptz, now()) as now
 ), finished as (
   delete from :"schema"._private_jobs as jobs
   using unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
@@ -68,7 +68,7 @@ priorities as (
       and jobs.priority = priorities.priority
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
-      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.run_at
     limit $13
     for update skip locked
@@ -101,7 +101,7 @@ queues as (
       and jobs.job_queue_id = queues.job_queue_id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
-      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.priority, jobs.run_at
     limit 1
   ) as head
@@ -123,9 +123,10 @@ queues as (
       and jobs.job_queue_id = won_queues.id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
-      and ($15::text[] is null or (jobs.flags ?| $15) is not true)
+      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.priority, jobs.run_at
-    limit $14
+    -- Only the first of a queue can run now; the others spare a round trip each, if there is room for them.
+    limit (select greatest($13 / greatest(count(*), 1), 1) from won_queues)
     for update skip locked
   ) as due
 ), chosen as (
