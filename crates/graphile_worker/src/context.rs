@@ -3,6 +3,7 @@
 
 use crate::db::Statements;
 use crate::error::Doing;
+use crate::hooks::{HookRegistry, JobEventContext, WorkerEventContext};
 use crate::job::Job;
 use crate::worker_utils::WorkerUtils;
 use crate::{Error, JobSpec, TaskHandler};
@@ -35,6 +36,17 @@ pub(crate) struct Surroundings {
     pub(crate) utils: WorkerUtils,
     pub(crate) extensions: Extensions,
     pub(crate) statements: Arc<Statements>,
+    pub(crate) hooks: Arc<HookRegistry>,
+}
+
+impl Surroundings {
+    pub(crate) fn event(&self, error: Option<String>) -> WorkerEventContext {
+        WorkerEventContext { worker_id: self.worker_id.clone(), error }
+    }
+
+    pub(crate) fn job_event(&self, job: &Arc<Job>, error: Option<String>) -> JobEventContext {
+        JobEventContext { worker_id: self.worker_id.clone(), job: job.clone(), error }
+    }
 }
 
 /// What a handler is given. Cheap to clone.

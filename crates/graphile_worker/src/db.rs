@@ -93,6 +93,10 @@ pub(crate) struct Statements {
     pub(crate) permanently_fail_jobs: Statement,
     pub(crate) reschedule_jobs: Statement,
     pub(crate) force_unlock_workers: Statement,
+    pub(crate) lock_jobs: Statement,
+    pub(crate) delete_unused_tasks: Statement,
+    pub(crate) delete_unused_queues: Statement,
+    pub(crate) delete_failed_jobs: Statement,
 }
 
 /// The text of a statement; cheap to clone, as the driver wants it owned.
@@ -123,6 +127,10 @@ impl Statements {
             permanently_fail_jobs: statement(include_str!("../sql/queries/permanently_fail_jobs.sql")),
             reschedule_jobs: statement(include_str!("../sql/queries/reschedule_jobs.sql")),
             force_unlock_workers: statement(include_str!("../sql/queries/force_unlock_workers.sql")),
+            lock_jobs: statement(include_str!("../sql/queries/lock_jobs.sql")),
+            delete_unused_tasks: statement(include_str!("../sql/queries/delete_unused_tasks.sql")),
+            delete_unused_queues: statement(include_str!("../sql/queries/delete_unused_queues.sql")),
+            delete_failed_jobs: statement(include_str!("../sql/queries/delete_failed_jobs.sql")),
             schema,
         }
     }

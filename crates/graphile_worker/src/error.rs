@@ -89,6 +89,15 @@ pub enum Error {
         source: serde_json::Error,
     },
 
+    /// A hook did not let a job be added.
+    #[error("a job of the task {identifier:?} was not added: {reason}")]
+    JobRefused {
+        /// The task.
+        identifier: String,
+        /// What the hook said.
+        reason: String,
+    },
+
     /// A batch of jobs contains one that a batch cannot take.
     #[error(
         "job {position} of the batch (task {identifier:?}) has the key mode unsafe_dedupe, which a batch cannot have: add it by itself"

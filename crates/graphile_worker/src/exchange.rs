@@ -4,8 +4,10 @@
 //! hundreds of jobs, when idle it carries one, at once. Nothing here is a setting.
 
 use crate::Error;
+use crate::context::Surroundings;
 use crate::db::{self, Statements};
 use crate::error::Doing;
+use crate::hooks::FetchError;
 use crate::job::Job;
 use crate::settle::{Attempts, GiveBack, NextRun, Settlement};
 use chrono::{DateTime, Utc};
@@ -22,6 +24,9 @@ const LARGEST_CLAIM: usize = 500;
 /// A connection that does not answer for this long is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How often an idle worker looks whether its tasks still have the ids it knows.
+const TASKS_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Between two attempts to reach the database: from this, doubling, to the other.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -33,6 +38,8 @@ pub(crate) struct Report {
     given_back: Vec<(i64, Option<DateTime<Utc>>, GiveBack)>,
     /// Queues of which no job is in hand any more.
     pub(crate) free_queues: Vec<i32>,
+    /// The jobs that ran, with their errors, where somebody wants to be told when that is written.
+    pub(crate) jobs: Vec<(Arc<Job>, Option<String>)>,
 }
 
 impl Report {
@@ -107,19 +114,20 @@ pub(crate) struct Exchange {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
     statements: Arc<Statements>,
-    worker_id: Arc<str>,
+    surroundings: Arc<Surroundings>,
     tasks: HashMap<i32, Arc<str>>,
     task_ids: Vec<i32>,
     persistent: bool,
     /// Whether an exchange broke off, so that the database may know more than we do.
     broke_off: bool,
+    tasks_learned: Instant,
 }
 
 impl Exchange {
     pub(crate) async fn open(
         options: PgConnectOptions,
         statements: Arc<Statements>,
-        worker_id: Arc<str>,
+        surroundings: Arc<Surroundings>,
         identifiers: &[Arc<str>],
         persistent: bool,
     ) -> Result<Exchange, Error> {
@@ -127,11 +135,12 @@ impl Exchange {
             options,
             connection: None,
             statements,
-            worker_id,
+            surroundings,
             tasks: HashMap::new(),
             task_ids: Vec::new(),
             persistent,
             broke_off: false,
+            tasks_learned: Instant::now(),
         };
         let mut connection = exchange.connect().await?;
         exchange.learn_task_ids(&mut connection, identifiers).await?;
@@ -179,7 +188,7 @@ impl Exchange {
             let error = match attempt {
                 Ok(Ok(reply)) => {
                     if away {
-                        info!(label = "worker", worker_id = &*self.worker_id, "the database is back");
+                        info!(label = "worker", worker_id = &*self.surroundings.worker_id, "the database is back");
                     }
                     return Ok(reply);
                 }
@@ -189,10 +198,11 @@ impl Exchange {
             };
             self.connection = None;
             self.broke_off = true;
+            self.surroundings.hooks.emit(FetchError, || self.surroundings.event(Some(error.clone()))).await;
             if !away {
                 warn!(
                     label = "worker",
-                    worker_id = &*self.worker_id,
+                    worker_id = &*self.surroundings.worker_id,
                     error,
                     "lost the database: trying again until it is back"
                 );
@@ -230,7 +240,7 @@ impl Exchange {
         let limit = i32::try_from(wants.jobs).unwrap_or(i32::MAX);
         let rows = sqlx::query(self.statements.exchange.sql())
             .persistent(self.persistent)
-            .bind(&*self.worker_id)
+            .bind(&*self.surroundings.worker_id)
             .bind(done)
             .bind(done_at)
             .bind(back.iter().map(|(id, _, _)| *id).collect::<Vec<_>>())
@@ -255,7 +265,7 @@ impl Exchange {
         let doing = || "look for jobs that this worker holds".to_owned();
         let rows = sqlx::query(self.statements.held.sql())
             .persistent(false)
-            .bind(&*self.worker_id)
+            .bind(&*self.surroundings.worker_id)
             .fetch_all(connection)
             .await
             .doing(doing)?;
@@ -268,6 +278,21 @@ impl Exchange {
             db::job(row, Some(identifier.clone())).map(Some)
         };
         rows.iter().filter_map(|row| known(row).transpose()).collect()
+    }
+
+    /// Tasks that no job belonged to may have been deleted, and have another id when they come back. A busy worker
+    /// has jobs of its tasks; an idle one looks from time to time.
+    pub(crate) async fn learn_task_ids_again(&mut self, identifiers: &[Arc<str>]) {
+        if self.tasks_learned.elapsed() < TASKS_INTERVAL {
+            return;
+        }
+        self.tasks_learned = Instant::now();
+        if let Some(mut connection) = self.connection.take()
+            && let Ok(Ok(())) =
+                tokio::time::timeout(ANSWER_TIMEOUT, self.learn_task_ids(&mut connection, identifiers)).await
+        {
+            self.connection = Some(connection);
+        }
     }
 
     /// How long until the next job of the future is due; a question for when there is nothing else to do.
@@ -293,7 +318,13 @@ impl Exchange {
             if let (Ok(jobs), Ok(queues)) = (jobs, queues)
                 && jobs + queues > 0
             {
-                info!(label = "worker", worker_id = &*self.worker_id, jobs, queues, "freed locks older than 4 hours");
+                info!(
+                    label = "worker",
+                    worker_id = &*self.surroundings.worker_id,
+                    jobs,
+                    queues,
+                    "freed locks older than 4 hours"
+                );
             }
         }
     }

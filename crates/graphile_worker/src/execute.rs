@@ -1,6 +1,7 @@
 //! Executing: a job in, an outcome out. Decodes, calls, catches panics, enforces the timeout. No database.
 
 use crate::context::WorkerContext;
+use crate::hooks::HookResult;
 use crate::task::{Answer, Retry, Task, TaskError, TaskOutcome};
 use futures_util::FutureExt;
 use std::any::Any;
@@ -22,6 +23,24 @@ pub(crate) enum Outcome {
         /// The payload of what is left to do.
         remaining: Option<String>,
     },
+}
+
+impl Outcome {
+    /// Why the job failed, if it did.
+    pub(crate) fn error(&self) -> Option<&str> {
+        match self {
+            Outcome::Failed { error, .. } => Some(&error.message),
+            _ => None,
+        }
+    }
+
+    /// What a hook has made of it.
+    pub(crate) fn decided(decision: HookResult) -> Outcome {
+        match decision {
+            HookResult::Continue | HookResult::Skip => Outcome::Done,
+            HookResult::Fail(reason) => Outcome::Failed { error: TaskError::new(reason), remaining: None },
+        }
+    }
 }
 
 /// Runs a job to its end, whatever that is.

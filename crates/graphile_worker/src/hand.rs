@@ -39,6 +39,8 @@ struct State {
     running: HashMap<i64, Running>,
     running_of_task: HashMap<Arc<str>, usize>,
     report: Report,
+    /// Whether the report is to name the jobs that ran.
+    name_jobs: bool,
     closed: bool,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct Running {
 }
 
 impl Hand {
-    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize) -> Hand {
+    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize, name_jobs: bool) -> Hand {
         Hand {
             state: Mutex::new(State {
                 tasks,
@@ -99,6 +101,7 @@ impl Hand {
                 running: HashMap::new(),
                 running_of_task: HashMap::new(),
                 report: Report::default(),
+                name_jobs,
                 closed: false,
             }),
             job_ready: Notify::new(),
@@ -259,6 +262,9 @@ impl State {
 
     fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
         self.pace.job(running.started.elapsed());
+        if self.name_jobs {
+            self.report.jobs.push((running.job.clone(), outcome.error().map(str::to_owned)));
+        }
         let options = self.tasks.get(&running.job.task_identifier).map(|task| &task.options);
         let settlement = settle::settlement(&running.job, outcome, options.unwrap_or(&Default::default()));
         self.end(running, settlement.clone());

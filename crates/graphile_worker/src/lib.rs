@@ -20,6 +20,7 @@ mod error;
 mod exchange;
 mod execute;
 mod hand;
+mod hooks;
 mod job;
 mod listener;
 mod migrate;
@@ -32,6 +33,12 @@ mod worker_utils;
 
 pub use context::WorkerContext;
 pub use error::Error;
+pub use hooks::{
+    AfterJobRun, BeforeJobRun, BeforeJobSchedule, Event, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult,
+    JobComplete, JobError, JobEventContext, JobFailed, JobScheduleResult, JobStart, JobSuccess, ListenConnecting,
+    ListenError, ListenSuccess, Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerShutdown,
+    WorkerStart, WorkerStop,
+};
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate};
 pub use options::{TaskHandlers, WorkerOptions};
@@ -40,4 +47,4 @@ pub use task::{
     TaskOptions, TaskOutcome,
 };
 pub use worker::Worker;
-pub use worker_utils::{RescheduleJobOptions, Source, Within, WorkerUtils, add_job};
+pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};

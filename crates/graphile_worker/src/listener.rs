@@ -1,7 +1,9 @@
 //! When to look for jobs: a notification, or the connection that would have brought one was lost and is back.
 //! Probes itself, because a connection can be dead, or a pooler between, without any error.
 
+use crate::context::Surroundings;
 use crate::exchange::jitter;
+use crate::hooks::{ListenConnecting, ListenError, ListenSuccess};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +26,10 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Listens on a connection of its own.
-    pub(crate) fn start(options: PgConnectOptions, worker_id: Arc<str>) -> Listener {
+    pub(crate) fn start(options: PgConnectOptions, surroundings: Arc<Surroundings>) -> Listener {
         let woken = Arc::new(Notify::new());
         let must_leave = CancellationToken::new();
-        let listening = listen_for_ever(options, worker_id, woken.clone(), must_leave.clone());
+        let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone());
         Listener { woken, must_leave, task: Some(tokio::spawn(listening)) }
     }
 
@@ -52,40 +54,44 @@ impl Drop for Listener {
 
 async fn listen_for_ever(
     options: PgConnectOptions,
-    worker_id: Arc<str>,
+    surroundings: Arc<Surroundings>,
     woken: Arc<Notify>,
     must_leave: CancellationToken,
 ) {
+    let (worker_id, hooks) = (&surroundings.worker_id, &surroundings.hooks);
     let mut pause = Duration::ZERO;
     let mut complained = false;
     loop {
         tokio::time::sleep(pause.mul_f64(0.5 + jitter())).await;
-        let error = match connect(&options, &worker_id).await {
+        hooks.emit(ListenConnecting, || surroundings.event(None)).await;
+        let error = match connect(&options, worker_id).await {
             Ok(mut listener) => {
                 if complained {
-                    info!(label = "worker", worker_id = &*worker_id, "listening for jobs again");
+                    info!(label = "worker", worker_id = &**worker_id, "listening for jobs again");
                     complained = false;
                 }
                 pause = Duration::ZERO;
                 // Something may have been added while nobody listened.
                 woken.notify_one();
-                listen(&mut listener, &worker_id, &woken, &must_leave).await
+                hooks.emit(ListenSuccess, || surroundings.event(None)).await;
+                listen(&mut listener, worker_id, &woken, &must_leave).await
             }
             Err(error) => {
                 pause = (pause * 2).clamp(Duration::from_millis(50), LONGEST_PAUSE);
                 error.to_string()
             }
         };
+        hooks.emit(ListenError, || surroundings.event(Some(error.clone()))).await;
         if !complained && !pause.is_zero() {
             warn!(
                 label = "worker",
-                worker_id = &*worker_id,
+                worker_id = &**worker_id,
                 error,
                 "cannot listen for jobs: polling until it works again"
             );
             complained = true;
         } else {
-            debug!(label = "worker", worker_id = &*worker_id, error, "lost the connection that listens for jobs");
+            debug!(label = "worker", worker_id = &**worker_id, error, "lost the connection that listens for jobs");
         }
     }
 }

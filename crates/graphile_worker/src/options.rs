@@ -5,6 +5,7 @@ use crate::WorkerContext;
 use crate::context::{Extensions, Surroundings};
 use crate::db::{Schema, Statements};
 use crate::error::Doing;
+use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::migrate::migrate;
 use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
@@ -42,6 +43,7 @@ pub struct WorkerOptions {
     tasks: Vec<Task>,
     task_options: HashMap<String, TaskOptions>,
     extensions: Extensions,
+    hooks: HookRegistry,
     use_local_time: bool,
     forbidden_flags: ForbiddenFlags,
     listen: bool,
@@ -113,6 +115,7 @@ impl Default for WorkerOptions {
             tasks: Vec::new(),
             task_options: HashMap::new(),
             extensions: Extensions::default(),
+            hooks: HookRegistry::new(),
             use_local_time: false,
             forbidden_flags: ForbiddenFlags::None,
             listen: true,
@@ -206,6 +209,22 @@ impl WorkerOptions {
         self
     }
 
+    /// Calls the handler whenever the event happens; see [`HookRegistry`].
+    pub fn on<E: Event, F, Fut>(mut self, event: E, handler: F) -> WorkerOptions
+    where
+        F: Fn(E::Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = E::Output> + Send + 'static,
+    {
+        self.hooks.on(event, handler);
+        self
+    }
+
+    /// Registers the hooks of a plugin.
+    pub fn add_plugin(mut self, plugin: impl Plugin) -> WorkerOptions {
+        self.hooks.add_plugin(plugin);
+        self
+    }
+
     /// Whether this machine's clock decides which jobs are due (default: no, the database's).
     pub fn use_local_time(mut self, use_local_time: bool) -> WorkerOptions {
         self.use_local_time = use_local_time;
@@ -296,11 +315,14 @@ impl WorkerOptions {
             connect_options = connect_options.statement_cache_capacity(0);
         }
         let statements = Arc::new(Statements::new(schema));
+        let hooks = Arc::new(self.hooks);
         let surroundings = Surroundings {
             worker_id: new_worker_id().into(),
-            utils: WorkerUtils::with_statements(pool, statements.clone(), self.use_local_time),
+            utils: WorkerUtils::with_statements(pool, statements.clone(), self.use_local_time)
+                .with_hooks(hooks.clone()),
             extensions: self.extensions,
             statements,
+            hooks,
         };
         Ok(Worker {
             settings: Settings {

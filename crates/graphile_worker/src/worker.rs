@@ -6,8 +6,12 @@
 use crate::Error;
 use crate::context::{Surroundings, WorkerContext};
 use crate::exchange::{Exchange, Wants};
-use crate::execute::execute;
+use crate::execute::{Outcome, execute};
 use crate::hand::{Hand, Running};
+use crate::hooks::{
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobComplete, JobError, JobFailed, JobStart,
+    JobSuccess, WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
+};
 use crate::listener::Listener;
 use crate::options::Settings;
 use crate::settle::{self, Settlement};
@@ -51,7 +55,7 @@ impl Worker {
         let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
         let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
         let listener = if self.settings.listen {
-            Listener::start(self.settings.connect_options.clone(), self.surroundings.worker_id.clone())
+            Listener::start(self.settings.connect_options.clone(), self.surroundings.clone())
         } else {
             Listener::deaf()
         };
@@ -91,12 +95,14 @@ impl Worker {
         let exchange = Exchange::open(
             self.settings.connect_options.clone(),
             self.surroundings.statements.clone(),
-            self.surroundings.worker_id.clone(),
+            self.surroundings.clone(),
             &identifiers,
             self.settings.prepared_statements,
         )
         .await?;
-        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency));
+        let hooks = &self.surroundings.hooks;
+        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency, hooks.has::<JobComplete>()));
+        hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
             runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
@@ -119,10 +125,42 @@ async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surround
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let ctx = WorkerContext::new(running.job.clone(), running.cancellation.clone(), surroundings.clone());
-        let outcome = execute(task, ctx).instrument(span.clone()).await;
+        let outcome = run_job(task, &running, &surroundings).instrument(span.clone()).await;
+        let error = outcome.error().map(str::to_owned);
         let settlement = hand.finished(&running, outcome);
         span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
+        tell_end(&running, &settlement, error, &surroundings).await;
+    }
+}
+
+async fn run_job(task: &Task, running: &Running, surroundings: &Arc<Surroundings>) -> Outcome {
+    let hooks = &surroundings.hooks;
+    let job = &running.job;
+    hooks.emit(JobStart, || surroundings.job_event(job, None)).await;
+    let outcome = match hooks.decide(BeforeJobRun, || surroundings.job_event(job, None)).await {
+        HookResult::Continue => {
+            let ctx = WorkerContext::new(job.clone(), running.cancellation.clone(), surroundings.clone());
+            execute(task, ctx).await
+        }
+        decision => Outcome::decided(decision),
+    };
+    let error = || outcome.error().map(str::to_owned);
+    match hooks.decide(AfterJobRun, || surroundings.job_event(job, error())).await {
+        HookResult::Continue => outcome,
+        decision => Outcome::decided(decision),
+    }
+}
+
+async fn tell_end(running: &Running, settlement: &Settlement, error: Option<String>, surroundings: &Surroundings) {
+    let hooks = &surroundings.hooks;
+    let event = || surroundings.job_event(&running.job, error.clone());
+    if error.is_none() {
+        hooks.emit(JobSuccess, event).await;
+        return;
+    }
+    hooks.emit(JobError, event).await;
+    if settle::failed_for_good(&running.job, settlement) {
+        hooks.emit(JobFailed, event).await;
     }
 }
 
@@ -157,6 +195,8 @@ impl Shift<'_> {
     async fn exchange_until_done(&mut self) -> Result<(), Error> {
         let settings = &self.worker.settings;
         let shutdown = &self.worker.shutdown;
+        let surroundings = &self.worker.surroundings;
+        let hooks = &surroundings.hooks;
         let mut look = true;
         let mut look_at = Instant::now();
         let mut stale_locks_at = Instant::now();
@@ -165,6 +205,7 @@ impl Shift<'_> {
             if leave_at.is_none() && shutdown.asked.is_cancelled() {
                 info!(label = "worker", worker_id = self.worker.worker_id(), "stopping: letting jobs finish");
                 self.hand.close();
+                hooks.emit(WorkerShutdown, || surroundings.event(None)).await;
                 leave_at = Some(Instant::now() + settings.shutdown_grace_period);
             }
             if leave_at.is_some() && self.hand.is_empty() {
@@ -178,13 +219,22 @@ impl Shift<'_> {
                     forbidden_flags: if wanted > 0 { settings.forbidden_flags.current().await } else { None },
                     now: settings.use_local_time.then(Utc::now),
                 };
+                if wanted > 0 {
+                    hooks.emit(FetchStart, || surroundings.event(None)).await;
+                }
                 let reply = tokio::select! {
                     reply = self.exchange.exchange(&report, &wants) => reply?,
                     () = leaves(shutdown, leave_at) => return Ok(()),
                 };
+                for (job, error) in report.jobs {
+                    hooks.emit(JobComplete, || surroundings.job_event(&job, error)).await;
+                }
                 self.hand.measured_round_trip(reply.took);
                 self.hand.receive_unknown(reply.found_again);
                 let claimed = reply.jobs.len();
+                if claimed == 0 && wanted > 0 {
+                    hooks.emit(FetchEmpty, || surroundings.event(None)).await;
+                }
                 self.hand.receive(reply.jobs);
                 look = wanted > 0 && claimed >= wanted;
                 if !look && leave_at.is_none() {
@@ -217,12 +267,18 @@ impl Shift<'_> {
     /// When to look again, if nothing is heard before.
     async fn next_look(&mut self, now: Option<DateTime<Utc>>, idle: bool) -> Instant {
         let poll = self.worker.settings.poll_interval;
+        if idle {
+            let identifiers: Vec<Arc<str>> = self.worker.tasks.keys().cloned().collect();
+            self.exchange.learn_task_ids_again(&identifiers).await;
+        }
         let due = if idle { self.exchange.next_due(now).await } else { None };
         Instant::now() + due.map_or(poll, |due| due.min(poll))
     }
 
     /// Hands back whatever is still in hand, and goes.
     async fn leave(mut self, ended: Result<(), Error>) -> Result<(), Error> {
+        let surroundings = &self.worker.surroundings;
+        let hooks = &surroundings.hooks;
         self.hand.close();
         let finished = self.hand.is_empty();
         self.runners.abort_all();
@@ -240,17 +296,16 @@ impl Shift<'_> {
             Ok(()) if finished => Ok(()),
             Ok(()) => self.last_report().await,
             Err(error) => {
-                error!(
-                    label = "worker",
-                    worker_id = self.worker.worker_id(),
-                    error = error.to_string_with_sources(),
-                    "cannot go on"
-                );
+                let text = error.to_string_with_sources();
+                error!(label = "worker", worker_id = self.worker.worker_id(), error = text, "cannot go on");
+                hooks.emit(WorkerFatalError, || surroundings.event(Some(text))).await;
                 let _ = self.last_report().await;
                 Err(error)
             }
         };
         self.exchange.close().await;
+        let error = ended.as_ref().err().map(Error::to_string_with_sources);
+        hooks.emit(WorkerStop, || surroundings.event(error)).await;
         debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");
         ended
     }

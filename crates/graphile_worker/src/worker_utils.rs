@@ -2,6 +2,7 @@
 
 use crate::db::{Schema, Statement, Statements};
 use crate::error::Doing;
+use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
 use crate::migrate::{Migration, migrate};
 use crate::task::{BatchTaskHandler, TaskHandler};
@@ -28,6 +29,18 @@ pub struct RescheduleJobOptions {
     pub max_attempts: Option<i16>,
 }
 
+/// What [`WorkerUtils::cleanup`] deletes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CleanupTask {
+    /// Tasks that no job belongs to.
+    GcTaskIdentifiers,
+    /// Queues that no job belongs to.
+    GcJobQueues,
+    /// Jobs that have failed for good.
+    DeletePermanentlyFailedJobs,
+}
+
 /// Adds and administers jobs. Cheap to clone.
 ///
 /// ```no_run
@@ -52,6 +65,7 @@ struct Shared {
     /// A name that cannot be a schema's is reported by the first call, so that making utilities cannot fail.
     statements: Result<Arc<Statements>, (String, &'static str)>,
     use_local_time: bool,
+    hooks: Arc<HookRegistry>,
 }
 
 /// Where statements are run: the application's pool, or [`Within`] a transaction.
@@ -95,16 +109,28 @@ impl WorkerUtils {
             Err(Error::InvalidSchemaName { name, problem }) => Err((name, problem)),
             Err(_) => Err((name, "is not legal")),
         };
-        WorkerUtils { source: pool, shared: Arc::new(Shared { statements, use_local_time: false }) }
+        WorkerUtils {
+            source: pool,
+            shared: Arc::new(Shared { statements, use_local_time: false, hooks: Arc::default() }),
+        }
     }
 
     pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>, use_local_time: bool) -> WorkerUtils {
-        WorkerUtils { source: pool, shared: Arc::new(Shared { statements: Ok(statements), use_local_time }) }
+        let shared = Shared { statements: Ok(statements), use_local_time, hooks: Arc::default() };
+        WorkerUtils { source: pool, shared: Arc::new(shared) }
     }
 
     /// Whether a job without a time gets this machine's (default: no, the database's).
     pub fn with_use_local_time(self, use_local_time: bool) -> WorkerUtils {
-        let shared = Shared { statements: self.shared.statements.clone(), use_local_time };
+        let Shared { statements, hooks, .. } = &*self.shared;
+        let shared = Shared { statements: statements.clone(), use_local_time, hooks: hooks.clone() };
+        WorkerUtils { shared: Arc::new(shared), ..self }
+    }
+
+    /// Lets these hooks decide on jobs that are added (default: none).
+    pub fn with_hooks(self, hooks: Arc<HookRegistry>) -> WorkerUtils {
+        let Shared { statements, use_local_time, .. } = &*self.shared;
+        let shared = Shared { statements: statements.clone(), use_local_time: *use_local_time, hooks };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
@@ -116,6 +142,27 @@ impl WorkerUtils {
     /// The application's pool.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.source
+    }
+
+    /// Clears up; returns how many rows that deleted. Safe beside running workers, but holds them up for a moment.
+    pub async fn cleanup(&self, tasks: &[CleanupTask]) -> Result<u64, Error> {
+        let doing = || "clean up".to_owned();
+        let statements = self.statements()?;
+        let mut deleted = 0;
+        for task in tasks {
+            let mut transaction = self.source.begin().await.doing(doing)?;
+            let statement = match task {
+                CleanupTask::DeletePermanentlyFailedJobs => &statements.delete_failed_jobs,
+                CleanupTask::GcTaskIdentifiers => &statements.delete_unused_tasks,
+                CleanupTask::GcJobQueues => &statements.delete_unused_queues,
+            };
+            if *task != CleanupTask::DeletePermanentlyFailedJobs {
+                query(&statements.lock_jobs).execute(&mut *transaction).await.doing(doing)?;
+            }
+            deleted += query(statement).execute(&mut *transaction).await.doing(doing)?.rows_affected();
+            transaction.commit().await.doing(doing)?;
+        }
+        Ok(deleted)
     }
 
     /// Installs the schema, or brings it up to date; see [`migrate`].
@@ -140,11 +187,10 @@ impl<S: Source> WorkerUtils<S> {
 
     /// Adds a job whose task is known only at run time.
     pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
-        let payload = serde_json::to_string(&payload)
-            .map_err(|source| Error::InvalidPayload { identifier: identifier.to_owned(), source })?;
+        let (identifier, payload, spec) = self.hooked(identifier, &payload, spec).await?;
         let doing = || format!("add a job of the task {identifier:?}");
         let query = query(&self.statements()?.add_job)
-            .bind(identifier.to_owned())
+            .bind(identifier.clone())
             .bind(payload)
             .bind(spec.queue_name)
             .bind(self.run_at(spec.run_at))
@@ -183,17 +229,15 @@ impl<S: Source> WorkerUtils<S> {
             if spec.job_key_mode == Some(JobKeyMode::UnsafeDedupe) {
                 return Err(Error::UnsafeDedupeInBatch { position: position + 1, identifier: identifier.to_owned() });
             }
-            batch.payloads.push(
-                serde_json::to_string(payload)
-                    .map_err(|source| Error::InvalidPayload { identifier: identifier.to_owned(), source })?,
-            );
-            batch.identifiers.push(identifier.to_owned());
-            batch.queue_names.push(spec.queue_name.clone());
+            let (identifier, payload, spec) = self.hooked(identifier, payload, spec.clone()).await?;
+            batch.identifiers.push(identifier);
+            batch.payloads.push(payload);
+            batch.queue_names.push(spec.queue_name);
             batch.run_ats.push(self.run_at(spec.run_at));
             batch.max_attempts.push(spec.max_attempts.or(max_attempts));
-            batch.job_keys.push(spec.job_key.clone());
+            batch.job_keys.push(spec.job_key);
             batch.priorities.push(spec.priority);
-            batch.flags.push(spec.flags.as_ref().map(|flags| serde_json::json!(flags).to_string()));
+            batch.flags.push(spec.flags.map(|flags| serde_json::json!(flags).to_string()));
             batch.preserve_run_at |= spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
         }
         let query = query(&self.statements()?.add_jobs)
@@ -245,6 +289,24 @@ impl<S: Source> WorkerUtils<S> {
         let query = query(&self.statements()?.force_unlock_workers).bind(ids);
         self.source.fetch(query).await.doing(|| "unlock workers".to_owned())?;
         Ok(())
+    }
+
+    /// A job as the hooks want it, its payload written as JSON.
+    async fn hooked(
+        &self,
+        identifier: &str,
+        payload: &impl Serialize,
+        spec: JobSpec,
+    ) -> Result<(String, String, JobSpec), Error> {
+        let invalid = |source| Error::InvalidPayload { identifier: identifier.to_owned(), source };
+        if !self.shared.hooks.has::<BeforeJobSchedule>() {
+            return Ok((identifier.to_owned(), serde_json::to_string(payload).map_err(invalid)?, spec));
+        }
+        let payload = serde_json::to_value(payload).map_err(invalid)?;
+        let job = ScheduledJob { identifier: identifier.to_owned(), payload, spec };
+        let refused = |reason| Error::JobRefused { identifier: identifier.to_owned(), reason };
+        let job = self.shared.hooks.schedule(job).await.map_err(refused)?;
+        Ok((job.identifier, job.payload.to_string(), job.spec))
     }
 
     async fn jobs(

@@ -6,6 +6,7 @@ mod add_job;
 mod add_jobs;
 mod admin;
 mod documented_sql;
+mod hooks;
 mod job_key;
 mod migrate;
 mod old_layouts;

@@ -1,0 +1,166 @@
+//! Hooks: every event of a job's life is told, in order, and three of them decide.
+
+use crate::support::Db;
+use graphile_worker::{
+    AfterJobRun, BeforeJobRun, BeforeJobSchedule, Error, FetchEmpty, FetchStart, HookRegistry, HookResult, JobComplete,
+    JobError, JobFailed, JobScheduleResult, JobSpec, JobStart, JobSuccess, ListenConnecting, ListenSuccess, Plugin,
+    WorkerOptions, WorkerShutdown, WorkerStart, WorkerStop,
+};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<String>>>);
+
+impl Heard {
+    fn say(&self, what: impl Into<String>) {
+        self.0.lock().unwrap().push(what.into());
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Plugin for Heard {
+    fn register(self, hooks: &mut HookRegistry) {
+        macro_rules! hear {
+            ($($event:ident),*) => {
+                $(
+                    let heard = self.clone();
+                    hooks.on($event, move |ctx| {
+                        heard.say(match ctx.error {
+                            Some(error) => format!("{}: {error}", stringify!($event)),
+                            None => stringify!($event).to_owned(),
+                        });
+                        async {}
+                    });
+                )*
+            };
+        }
+        hear!(WorkerStart, WorkerShutdown, WorkerStop, ListenConnecting, ListenSuccess, FetchStart, FetchEmpty);
+        hear!(JobStart, JobSuccess, JobError, JobFailed, JobComplete);
+    }
+}
+
+fn options(db: &Db) -> WorkerOptions {
+    WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false).concurrency(1)
+}
+
+#[tokio::test]
+async fn a_job_that_succeeds_and_one_that_fails_for_good_are_told_of_in_order() {
+    let db = Db::installed().await;
+    db.add_job("'good'").await;
+    let heard = Heard::default();
+    let worker = |heard: &Heard| {
+        options(&db)
+            .add_plugin(heard.clone())
+            .define_task("good", |_: Value, _| async {})
+            .define_task("bad", |_: Value, _| async { Err::<(), _>("oops") })
+    };
+    worker(&heard).init().await.unwrap().run_once().await.unwrap();
+    let expected = [
+        "WorkerStart",
+        "FetchStart",
+        "JobStart",
+        "JobSuccess",
+        "FetchStart",
+        "JobComplete",
+        "FetchEmpty",
+        "WorkerStop",
+    ];
+    let told = heard.all();
+    for event in expected {
+        assert!(told.contains(&event.to_owned()), "{event} in {told:?}");
+    }
+    let place = |event: &str| told.iter().position(|told| told == event).unwrap();
+    assert!(place("WorkerStart") < place("JobStart") && place("JobStart") < place("JobSuccess"));
+    assert!(place("JobSuccess") < place("JobComplete") && place("JobComplete") < place("WorkerStop"));
+
+    let heard = Heard::default();
+    db.add_job("'bad', max_attempts := 1").await;
+    worker(&heard).init().await.unwrap().run_once().await.unwrap();
+    let told: Vec<String> = heard.all().into_iter().filter(|event| event.starts_with("Job")).collect();
+    assert_eq!(told, ["JobStart", "JobError: oops", "JobFailed: oops", "JobComplete: oops"]);
+}
+
+#[tokio::test]
+async fn listening_and_stopping_are_told_of() {
+    let db = Db::installed().await;
+    let heard = Heard::default();
+    let worker =
+        Arc::new(options(&db).add_plugin(heard.clone()).define_task("t", |_: Value, _| async {}).init().await.unwrap());
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    while !heard.all().contains(&"ListenSuccess".to_owned()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    worker.request_shutdown();
+    running.await.unwrap().unwrap();
+    let told = heard.all();
+    assert!(told.contains(&"ListenConnecting".to_owned()));
+    assert_eq!(told[told.len() - 2..], ["WorkerShutdown", "WorkerStop"]);
+}
+
+#[tokio::test]
+async fn a_hook_decides_whether_a_job_runs_and_what_it_has_come_to() {
+    let db = Db::installed().await;
+    for payload in ["skip", "fail", "run", "rescue"] {
+        db.add_job(&format!("'t', '{}'", json!(payload))).await;
+    }
+    let heard = Heard::default();
+    let ran = heard.clone();
+    options(&db)
+        .on(BeforeJobRun, |ctx| async move {
+            match ctx.job.payload.get() {
+                "\"skip\"" => HookResult::Skip,
+                "\"fail\"" => HookResult::Fail("not today".to_owned()),
+                _ => HookResult::Continue,
+            }
+        })
+        .on(AfterJobRun, |ctx| async move {
+            match (ctx.error, ctx.job.payload.get()) {
+                (Some(_), "\"rescue\"") => HookResult::Skip,
+                _ => HookResult::Continue,
+            }
+        })
+        .define_task("t", move |payload: String, _| {
+            ran.say(payload.clone());
+            async move { if payload == "rescue" { Err("oops") } else { Ok(()) } }
+        })
+        .init()
+        .await
+        .unwrap()
+        .run_once()
+        .await
+        .unwrap();
+    assert_eq!(heard.all(), ["run", "rescue"]);
+    let left = db.rows("select payload, last_error from graphile_worker._private_jobs").await;
+    assert_eq!(left, [json!({"payload": "fail", "last_error": "not today"})]);
+}
+
+#[tokio::test]
+async fn a_hook_changes_or_refuses_a_job_that_is_to_be_added() {
+    let db = Db::installed().await;
+    let worker = options(&db)
+        .on(BeforeJobSchedule, |mut job| async move {
+            if job.identifier == "forbidden" {
+                return JobScheduleResult::Refuse("it is switched off".to_owned());
+            }
+            job.payload["traced"] = json!(true);
+            JobScheduleResult::Add(job)
+        })
+        .define_task("t", |_: Value, _| async {})
+        .init()
+        .await
+        .unwrap();
+    let utils = worker.create_utils();
+    let job = utils.add_raw_job("t", json!({"a": 1}), JobSpec::default()).await.unwrap();
+    assert_eq!(job.payload.get(), r#"{"a":1,"traced":true}"#);
+    let error = utils.add_raw_job("forbidden", json!({}), JobSpec::default()).await.unwrap_err();
+    assert!(matches!(error, Error::JobRefused { .. }));
+    assert_eq!(error.to_string(), "a job of the task \"forbidden\" was not added: it is switched off");
+}
