@@ -5,12 +5,12 @@ help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 test: postgres ## Run the whole test suite, on a private PostgreSQL
-	cargo test --locked
+	cargo test --locked --features graphile_worker/tokio-postgres
 
 check: ## Formatting, lints, documentation; dependencies too where cargo-deny is installed
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --all-features
 	@if command -v cargo-deny >/dev/null; then cargo deny check licenses bans sources; else echo "cargo-deny is not installed: skipped"; fi
 
 interop: postgres npm ## Test beside the real Node package (needs npm)

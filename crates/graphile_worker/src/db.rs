@@ -104,6 +104,11 @@ pub(crate) struct Statements {
 pub(crate) struct Statement(Arc<str>);
 
 impl Statement {
+    #[cfg(feature = "tokio-postgres")]
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
     pub(crate) fn sql(&self) -> AssertSqlSafe<Arc<str>> {
         AssertSqlSafe(self.0.clone())
     }
@@ -136,29 +141,42 @@ impl Statements {
     }
 }
 
-/// A job from a row whose task is known by other means (`task_identifier`), or named in the row.
+/// Builds a [`Job`] from a row of whichever driver. `$json` turns a parser's error into the driver's.
+macro_rules! job_from_row {
+    ($row:expr, $identifier:expr, $json:expr) => {{
+        let payload: String = $row.try_get("payload")?;
+        Ok(Job {
+            id: $row.try_get("id")?,
+            task_identifier: match $identifier {
+                Some(identifier) => identifier,
+                None => {
+                    let identifier: String = $row.try_get("task_identifier")?;
+                    identifier.into()
+                }
+            },
+            payload: RawValue::from_string(payload).map_err($json)?,
+            job_queue_id: $row.try_get("job_queue_id")?,
+            priority: $row.try_get("priority")?,
+            run_at: $row.try_get("run_at")?,
+            attempts: $row.try_get("attempts")?,
+            max_attempts: $row.try_get("max_attempts")?,
+            last_error: $row.try_get("last_error")?,
+            created_at: $row.try_get("created_at")?,
+            updated_at: $row.try_get("updated_at")?,
+            key: $row.try_get("key")?,
+            locked_at: $row.try_get("locked_at")?,
+            revision: $row.try_get("revision")?,
+            flags: $row.try_get("flags")?,
+        })
+    }};
+}
+
+#[cfg(feature = "tokio-postgres")]
+pub(crate) use job_from_row;
+
+/// A job from a row whose task is known by other means, or named in the row.
 pub(crate) fn job(row: &PgRow, task_identifier: Option<Arc<str>>) -> sqlx::Result<Job> {
-    let payload: String = row.try_get("payload")?;
-    Ok(Job {
-        id: row.try_get("id")?,
-        task_identifier: match task_identifier {
-            Some(identifier) => identifier,
-            None => row.try_get::<&str, _>("task_identifier")?.into(),
-        },
-        payload: RawValue::from_string(payload).map_err(|error| sqlx::Error::Decode(error.into()))?,
-        job_queue_id: row.try_get("job_queue_id")?,
-        priority: row.try_get("priority")?,
-        run_at: row.try_get("run_at")?,
-        attempts: row.try_get("attempts")?,
-        max_attempts: row.try_get("max_attempts")?,
-        last_error: row.try_get("last_error")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-        key: row.try_get("key")?,
-        locked_at: row.try_get("locked_at")?,
-        revision: row.try_get("revision")?,
-        flags: row.try_get("flags")?,
-    })
+    job_from_row!(row, task_identifier, |error| sqlx::Error::Decode(error.into()))
 }
 
 /// What gets installed, in the order of the numbers; `migrate` decides which of them.

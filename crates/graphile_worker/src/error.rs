@@ -125,6 +125,16 @@ pub enum Error {
         job_id: i64,
     },
 
+    /// The same, through tokio-postgres.
+    #[cfg(feature = "tokio-postgres")]
+    #[error("could not {doing}")]
+    TokioPostgres {
+        /// What was tried.
+        doing: String,
+        /// Why it failed.
+        source: tokio_postgres::Error,
+    },
+
     /// The server, or the way to it, failed.
     #[error("could not {doing}")]
     Database {

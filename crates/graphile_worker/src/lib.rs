@@ -28,6 +28,8 @@ mod options;
 mod settle;
 mod shutdown;
 mod task;
+#[cfg(feature = "tokio-postgres")]
+mod tokio_postgres;
 mod worker;
 mod worker_utils;
 
@@ -46,5 +48,7 @@ pub use task::{
     BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, TaskError, TaskHandler,
     TaskOptions, TaskOutcome,
 };
+#[cfg(feature = "tokio-postgres")]
+pub use tokio_postgres::WithinTokioPostgres;
 pub use worker::Worker;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};

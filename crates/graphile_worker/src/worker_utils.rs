@@ -11,8 +11,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
-use sqlx::{PgConnection, PgPool, Postgres};
-use std::future::Future;
+use sqlx::{PgConnection, PgPool, Postgres, Row};
 use std::sync::Arc;
 use tokio::sync::Mutex;
 
@@ -68,36 +67,84 @@ struct Shared {
     hooks: Arc<HookRegistry>,
 }
 
-/// Where statements are run: the application's pool, or [`Within`] a transaction.
-pub trait Source: sealed::Sealed + Send + Sync {
-    #[doc(hidden)]
-    fn fetch(
+/// Where statements are run: the application's pool, or [`Within`] a transaction of its own.
+pub trait Source: sealed::Source {}
+
+impl<S: sealed::Source> Source for S {}
+
+pub(crate) mod sealed {
+    use super::{Error, Job, Parameter, Statement};
+    use std::future::Future;
+
+    pub trait Source: Send + Sync {
+        #[allow(private_interfaces)]
+        fn jobs(
+            &self,
+            statement: &Statement,
+            parameters: Vec<Parameter>,
+            doing: impl Fn() -> String + Send + Sync,
+        ) -> impl Future<Output = Result<Vec<Job>, Error>> + Send;
+    }
+}
+
+/// A value for a statement, of one of the types that ours take.
+pub(crate) enum Parameter {
+    Text(Option<String>),
+    Time(Option<DateTime<Utc>>),
+    Int(Option<i32>),
+    Bool(bool),
+    Ids(Vec<i64>),
+    TextArray(Option<Vec<String>>),
+    Texts(Vec<Option<String>>),
+    Times(Vec<Option<DateTime<Utc>>>),
+    Shorts(Vec<Option<i16>>),
+}
+
+impl sealed::Source for PgPool {
+    #[allow(private_interfaces)]
+    async fn jobs(
         &self,
-        query: Query<'static, Postgres, PgArguments>,
-    ) -> impl Future<Output = sqlx::Result<Vec<PgRow>>> + Send;
-}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-impl sealed::Sealed for PgPool {}
-
-impl Source for PgPool {
-    async fn fetch(&self, query: Query<'static, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
-        query.fetch_all(self).await
+        statement: &Statement,
+        parameters: Vec<Parameter>,
+        doing: impl Fn() -> String + Send + Sync,
+    ) -> Result<Vec<Job>, Error> {
+        read(bound(statement, parameters).fetch_all(self).await, doing)
     }
 }
 
 /// A connection, or transaction, of the application's.
 pub struct Within<'c>(Mutex<&'c mut PgConnection>);
 
-impl sealed::Sealed for Within<'_> {}
-
-impl Source for Within<'_> {
-    async fn fetch(&self, query: Query<'static, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
-        query.fetch_all(&mut **self.0.lock().await).await
+impl sealed::Source for Within<'_> {
+    #[allow(private_interfaces)]
+    async fn jobs(
+        &self,
+        statement: &Statement,
+        parameters: Vec<Parameter>,
+        doing: impl Fn() -> String + Send + Sync,
+    ) -> Result<Vec<Job>, Error> {
+        read(bound(statement, parameters).fetch_all(&mut **self.0.lock().await).await, doing)
     }
+}
+
+fn read(rows: sqlx::Result<Vec<PgRow>>, doing: impl Fn() -> String) -> Result<Vec<Job>, Error> {
+    let rows = rows.doing(&doing)?;
+    let jobs = rows.iter().filter(|row| !row.is_empty());
+    jobs.map(|row| db::job(row, None)).collect::<sqlx::Result<_>>().doing(&doing)
+}
+
+fn bound(statement: &Statement, parameters: Vec<Parameter>) -> Query<'static, Postgres, PgArguments> {
+    parameters.into_iter().fold(sqlx::query(statement.sql()), |query, parameter| match parameter {
+        Parameter::Text(value) => query.bind(value),
+        Parameter::Time(value) => query.bind(value),
+        Parameter::Int(value) => query.bind(value),
+        Parameter::Bool(value) => query.bind(value),
+        Parameter::Ids(value) => query.bind(value),
+        Parameter::TextArray(value) => query.bind(value),
+        Parameter::Texts(value) => query.bind(value),
+        Parameter::Times(value) => query.bind(value),
+        Parameter::Shorts(value) => query.bind(value),
+    })
 }
 
 impl WorkerUtils {
@@ -139,6 +186,15 @@ impl WorkerUtils {
         WorkerUtils { source: Within(Mutex::new(connection)), shared: self.shared.clone() }
     }
 
+    /// The same utilities inside a transaction, or on a client, of tokio-postgres.
+    #[cfg(feature = "tokio-postgres")]
+    pub fn within_tokio_postgres<'c, C: tokio_postgres::GenericClient + Sync>(
+        &self,
+        client: &'c C,
+    ) -> WorkerUtils<crate::tokio_postgres::WithinTokioPostgres<'c, C>> {
+        WorkerUtils { source: crate::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
+    }
+
     /// The application's pool.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.source
@@ -157,9 +213,9 @@ impl WorkerUtils {
                 CleanupTask::GcJobQueues => &statements.delete_unused_queues,
             };
             if *task != CleanupTask::DeletePermanentlyFailedJobs {
-                query(&statements.lock_jobs).execute(&mut *transaction).await.doing(doing)?;
+                sqlx::query(statements.lock_jobs.sql()).execute(&mut *transaction).await.doing(doing)?;
             }
-            deleted += query(statement).execute(&mut *transaction).await.doing(doing)?.rows_affected();
+            deleted += sqlx::query(statement.sql()).execute(&mut *transaction).await.doing(doing)?.rows_affected();
             transaction.commit().await.doing(doing)?;
         }
         Ok(deleted)
@@ -189,19 +245,19 @@ impl<S: Source> WorkerUtils<S> {
     pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
         let (identifier, payload, spec) = self.hooked(identifier, &payload, spec).await?;
         let doing = || format!("add a job of the task {identifier:?}");
-        let query = query(&self.statements()?.add_job)
-            .bind(identifier.clone())
-            .bind(payload)
-            .bind(spec.queue_name)
-            .bind(self.run_at(spec.run_at))
-            .bind(spec.max_attempts.map(i32::from))
-            .bind(spec.job_key)
-            .bind(spec.priority.map(i32::from))
-            .bind(spec.flags)
-            .bind(spec.job_key_mode.unwrap_or_default().as_str());
-        let row =
-            self.source.fetch(query).await.and_then(|rows| rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
-        db::job(&row.doing(doing)?, None).doing(doing)
+        let parameters = vec![
+            Parameter::Text(Some(identifier.clone())),
+            Parameter::Text(Some(payload)),
+            Parameter::Text(spec.queue_name),
+            Parameter::Time(self.run_at(spec.run_at)),
+            Parameter::Int(spec.max_attempts.map(i32::from)),
+            Parameter::Text(spec.job_key),
+            Parameter::Int(spec.priority.map(i32::from)),
+            Parameter::TextArray(spec.flags),
+            Parameter::Text(Some(spec.job_key_mode.unwrap_or_default().as_str().to_owned())),
+        ];
+        let added = self.source.jobs(&self.statements()?.add_job, parameters, doing).await?.pop();
+        added.ok_or_else(|| Error::Database { doing: doing(), source: sqlx::Error::RowNotFound })
     }
 
     /// Adds many jobs of one task in one round trip; returns them in the order given.
@@ -230,8 +286,8 @@ impl<S: Source> WorkerUtils<S> {
                 return Err(Error::UnsafeDedupeInBatch { position: position + 1, identifier: identifier.to_owned() });
             }
             let (identifier, payload, spec) = self.hooked(identifier, payload, spec.clone()).await?;
-            batch.identifiers.push(identifier);
-            batch.payloads.push(payload);
+            batch.identifiers.push(Some(identifier));
+            batch.payloads.push(Some(payload));
             batch.queue_names.push(spec.queue_name);
             batch.run_ats.push(self.run_at(spec.run_at));
             batch.max_attempts.push(spec.max_attempts.or(max_attempts));
@@ -240,55 +296,61 @@ impl<S: Source> WorkerUtils<S> {
             batch.flags.push(spec.flags.map(|flags| serde_json::json!(flags).to_string()));
             batch.preserve_run_at |= spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
         }
-        let query = query(&self.statements()?.add_jobs)
-            .bind(batch.identifiers)
-            .bind(batch.payloads)
-            .bind(batch.queue_names)
-            .bind(batch.run_ats)
-            .bind(batch.max_attempts)
-            .bind(batch.job_keys)
-            .bind(batch.priorities)
-            .bind(batch.flags)
-            .bind(batch.preserve_run_at);
-        self.jobs(query, || format!("add {count} jobs")).await
+        let parameters = vec![
+            Parameter::Texts(batch.identifiers),
+            Parameter::Texts(batch.payloads),
+            Parameter::Texts(batch.queue_names),
+            Parameter::Times(batch.run_ats),
+            Parameter::Shorts(batch.max_attempts),
+            Parameter::Texts(batch.job_keys),
+            Parameter::Shorts(batch.priorities),
+            Parameter::Texts(batch.flags),
+            Parameter::Bool(batch.preserve_run_at),
+        ];
+        self.source.jobs(&self.statements()?.add_jobs, parameters, || format!("add {count} jobs")).await
     }
 
     /// Removes the job with this key. One that is running is kept, without its key, and will not run again. `None`
     /// where no job has the key.
     pub async fn remove_job(&self, job_key: &str) -> Result<Option<Job>, Error> {
-        let query = query(&self.statements()?.remove_job).bind(job_key.to_owned());
-        Ok(self.jobs(query, || format!("remove the job with key {job_key:?}")).await?.pop())
+        let parameters = vec![Parameter::Text(Some(job_key.to_owned()))];
+        let doing = || format!("remove the job with key {job_key:?}");
+        Ok(self.source.jobs(&self.statements()?.remove_job, parameters, doing).await?.pop())
     }
 
     /// Deletes those of the jobs that do not run, as if they were done; returns them.
     pub async fn complete_jobs(&self, ids: &[i64]) -> Result<Vec<Job>, Error> {
-        let query = query(&self.statements()?.complete_jobs).bind(ids.to_vec());
-        self.jobs(query, || format!("complete {} jobs", ids.len())).await
+        let parameters = vec![Parameter::Ids(ids.to_vec())];
+        let doing = || format!("complete {} jobs", ids.len());
+        self.source.jobs(&self.statements()?.complete_jobs, parameters, doing).await
     }
 
     /// Uses up the attempts of those of the jobs that do not run; returns them.
     pub async fn permanently_fail_jobs(&self, ids: &[i64], reason: &str) -> Result<Vec<Job>, Error> {
-        let query = query(&self.statements()?.permanently_fail_jobs).bind(ids.to_vec()).bind(reason.to_owned());
-        self.jobs(query, || format!("fail {} jobs", ids.len())).await
+        let parameters = vec![Parameter::Ids(ids.to_vec()), Parameter::Text(Some(reason.to_owned()))];
+        let doing = || format!("fail {} jobs", ids.len());
+        self.source.jobs(&self.statements()?.permanently_fail_jobs, parameters, doing).await
     }
 
     /// Changes when and how those of the jobs that do not run are run; returns them.
     pub async fn reschedule_jobs(&self, ids: &[i64], options: RescheduleJobOptions) -> Result<Vec<Job>, Error> {
-        let query = query(&self.statements()?.reschedule_jobs)
-            .bind(ids.to_vec())
-            .bind(options.run_at)
-            .bind(options.priority.map(i32::from))
-            .bind(options.attempts.map(i32::from))
-            .bind(options.max_attempts.map(i32::from));
-        self.jobs(query, || format!("reschedule {} jobs", ids.len())).await
+        let parameters = vec![
+            Parameter::Ids(ids.to_vec()),
+            Parameter::Time(options.run_at),
+            Parameter::Int(options.priority.map(i32::from)),
+            Parameter::Int(options.attempts.map(i32::from)),
+            Parameter::Int(options.max_attempts.map(i32::from)),
+        ];
+        let doing = || format!("reschedule {} jobs", ids.len());
+        self.source.jobs(&self.statements()?.reschedule_jobs, parameters, doing).await
     }
 
     /// Frees whatever these workers hold. Only for workers that are known to be dead.
     pub async fn force_unlock_workers(&self, worker_ids: &[&str]) -> Result<(), Error> {
-        let ids: Vec<String> = worker_ids.iter().map(|id| (*id).to_owned()).collect();
-        let query = query(&self.statements()?.force_unlock_workers).bind(ids);
-        self.source.fetch(query).await.doing(|| "unlock workers".to_owned())?;
-        Ok(())
+        let ids = worker_ids.iter().map(|id| (*id).to_owned()).collect();
+        let parameters = vec![Parameter::TextArray(Some(ids))];
+        let doing = || "unlock workers".to_owned();
+        self.source.jobs(&self.statements()?.force_unlock_workers, parameters, doing).await.map(|_| ())
     }
 
     /// A job as the hooks want it, its payload written as JSON.
@@ -309,15 +371,6 @@ impl<S: Source> WorkerUtils<S> {
         Ok((job.identifier, job.payload.to_string(), job.spec))
     }
 
-    async fn jobs(
-        &self,
-        query: Query<'static, Postgres, PgArguments>,
-        doing: impl Fn() -> String,
-    ) -> Result<Vec<Job>, Error> {
-        let rows = self.source.fetch(query).await.doing(&doing)?;
-        rows.iter().map(|row| db::job(row, None)).collect::<sqlx::Result<_>>().doing(&doing)
-    }
-
     fn statements(&self) -> Result<&Arc<Statements>, Error> {
         self.shared
             .statements
@@ -333,8 +386,8 @@ impl<S: Source> WorkerUtils<S> {
 /// The fields of many jobs, an array each.
 #[derive(Default)]
 struct Batch {
-    identifiers: Vec<String>,
-    payloads: Vec<String>,
+    identifiers: Vec<Option<String>>,
+    payloads: Vec<Option<String>>,
     queue_names: Vec<Option<String>>,
     run_ats: Vec<Option<DateTime<Utc>>>,
     max_attempts: Vec<Option<i16>>,
@@ -342,10 +395,6 @@ struct Batch {
     priorities: Vec<Option<i16>>,
     flags: Vec<Option<String>>,
     preserve_run_at: bool,
-}
-
-fn query(statement: &Statement) -> Query<'static, Postgres, PgArguments> {
-    sqlx::query(statement.sql())
 }
 
 fn with_default_attempts(mut spec: JobSpec, max_attempts: Option<i16>) -> JobSpec {

@@ -1,2 +1,2 @@
--- Frees what the workers $1 hold.
-select :"schema".force_unlock_workers($1);
+-- Frees what the workers $1 hold. One row without columns.
+select from :"schema".force_unlock_workers($1);

@@ -13,6 +13,7 @@ mod old_layouts;
 mod processes;
 mod races;
 mod search_path;
+mod spec_snippets;
 mod sql_files;
 mod support;
 mod utils;

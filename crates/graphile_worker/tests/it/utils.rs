@@ -176,3 +176,38 @@ async fn cleaning_up_waits_for_a_job_that_is_just_being_added() {
     assert_eq!(cleaning.await.unwrap().unwrap(), 0);
     assert_eq!(db.value("select task_identifier from graphile_worker.jobs").await, "rare");
 }
+
+#[cfg(feature = "tokio-postgres")]
+#[tokio::test]
+async fn a_transaction_of_tokio_postgres_does_as_well() {
+    let db = Db::installed().await;
+    let (mut client, connection) = tokio_postgres::connect(db.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let utils = utils(&db);
+    let spec = || JobSpec::builder().queue_name("q").job_key("k").priority(3).flags(vec!["f".to_owned()]).build();
+
+    let transaction = client.transaction().await.unwrap();
+    let within = utils.within_tokio_postgres(&transaction);
+    let job = within.add_job(SyncUser(1), spec()).await.unwrap();
+    assert_eq!((&*job.task_identifier, job.payload.get(), job.priority), ("sync", "1", 3));
+    within.add_jobs(&[(SyncUser(2), &JobSpec::default())]).await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+
+    let transaction = client.transaction().await.unwrap();
+    let within = utils.within_tokio_postgres(&transaction);
+    let first = within.add_job(SyncUser(1), spec()).await.unwrap().id;
+    let second = within.add_jobs(&[(SyncUser(2), &JobSpec::default())]).await.unwrap()[0].id;
+    let options = RescheduleJobOptions { priority: Some(9), ..Default::default() };
+    assert_eq!(within.reschedule_jobs(&[first], options).await.unwrap()[0].priority, 9);
+    assert_eq!(within.permanently_fail_jobs(&[second], "no").await.unwrap()[0].attempts, 25);
+    assert_eq!(within.remove_job("k").await.unwrap().unwrap().id, first);
+    assert_eq!(within.complete_jobs(&[second]).await.unwrap().len(), 1);
+    within.force_unlock_workers(&["w"]).await.unwrap();
+    within.add_raw_job("sync", 3, JobSpec::default()).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 1);
+
+    let error = utils.within_tokio_postgres(&client).add_raw_job("", (), JobSpec::default()).await.unwrap_err();
+    assert!(matches!(error, Error::TokioPostgres { .. }), "{error:?}");
+}

@@ -1,0 +1,99 @@
+//! The Rust of the specification, as it is written there, with only the task types and a function around it.
+//! (Its crontab examples follow with the crontab.)
+
+use crate::support::Db;
+use chrono::Utc;
+use graphile_worker::{
+    IntoTaskHandlerResult, JobKeyMode, JobSpec, JobSpecBuilder, RescheduleJobOptions, TaskHandler, WorkerContext,
+    WorkerOptions,
+};
+use serde::{Deserialize, Serialize};
+
+macro_rules! task {
+    ($type:ident, $identifier:literal, { $($field:ident: $kind:ty),* }) => {
+        #[derive(Serialize, Deserialize)]
+        struct $type {
+            $($field: $kind),*
+        }
+
+        impl TaskHandler for $type {
+            const IDENTIFIER: &'static str = $identifier;
+
+            async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {}
+        }
+    };
+}
+
+task!(SendEmail, "send_email", { to: String, subject: String, body: String });
+task!(SyncUser, "sync_user", { user_id: i64 });
+task!(UpdateAccount, "update_account", { id: i64 });
+
+fn email() -> SendEmail {
+    SendEmail { to: String::new(), subject: String::new(), body: String::new() }
+}
+
+#[tokio::test]
+async fn scheduling() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let db = Db::empty().await;
+    let worker = WorkerOptions::default()
+        .define_jobs::<(SendEmail, SyncUser, UpdateAccount)>()
+        .pg_pool(db.pool.clone())
+        .listen_os_shutdown_signals(false)
+        .init()
+        .await?;
+    let utils = worker.create_utils();
+    utils
+        .add_job(
+            SendEmail {
+                to: "user@example.com".to_string(),
+                subject: "Welcome".to_string(),
+                body: "Thanks for signing up.".to_string(),
+            },
+            JobSpec::default(),
+        )
+        .await?;
+    utils
+        .add_raw_job(
+            "send_email",
+            serde_json::json!({
+                "to": "user@example.com",
+                "subject": "Welcome"
+            }),
+            JobSpec::default(),
+        )
+        .await?;
+
+    let spec = JobSpecBuilder::new()
+        .queue_name("user:123")
+        .run_at(Utc::now() + chrono::Duration::minutes(5))
+        .max_attempts(5)
+        .job_key("welcome-email:123")
+        .job_key_mode(JobKeyMode::Replace)
+        .priority(-10)
+        .flags(vec!["email".to_string()])
+        .build();
+    utils.add_job(email(), spec).await?;
+
+    let spec = JobSpecBuilder::new().run_at(Utc::now() + chrono::Duration::hours(1)).build();
+    utils.add_job(email(), spec).await?;
+
+    let urgent = JobSpecBuilder::new().priority(-10).build();
+    let normal = JobSpec::default();
+    utils.add_jobs::<SendEmail>(&[(email(), &urgent), (email(), &normal)]).await?;
+
+    let spec = JobSpecBuilder::new().job_key("sync-user:123").job_key_mode(JobKeyMode::Replace).build();
+    utils.add_job(SyncUser { user_id: 123 }, spec).await?;
+
+    let spec = JobSpecBuilder::new().queue_name("account:123").build();
+    utils.add_job(UpdateAccount { id: 123 }, spec).await?;
+
+    let spec = JobSpec::default();
+    utils.add_jobs::<SendEmail>(&[(email(), &spec), (email(), &spec)]).await?;
+    utils.reschedule_jobs(&[1], RescheduleJobOptions { attempts: Some(0), ..Default::default() }).await?;
+
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 10);
+    worker.run_once().await?;
+    // Two are of the future, and one has not all the fields of its task.
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3);
+    Ok(())
+}
