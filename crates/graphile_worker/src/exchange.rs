@@ -51,6 +51,15 @@ impl Report {
         self.done.iter().map(|(id, _)| *id).chain(self.given_back.iter().map(|(id, _, _)| *id))
     }
 
+    /// Puts what was not written before what has come since.
+    pub(crate) fn put_back(&mut self, mut earlier: Report) {
+        earlier.done.append(&mut self.done);
+        earlier.given_back.append(&mut self.given_back);
+        earlier.free_queues.append(&mut self.free_queues);
+        earlier.jobs.append(&mut self.jobs);
+        *self = earlier;
+    }
+
     pub(crate) fn add(&mut self, job: &Job, settlement: Settlement) {
         match settlement {
             Settlement::Complete => self.done.push((job.id, job.locked_at)),
@@ -118,8 +127,8 @@ pub(crate) struct Exchange {
     tasks: HashMap<i32, Arc<str>>,
     task_ids: Vec<i32>,
     persistent: bool,
-    /// Whether an exchange broke off, so that the database may know more than we do.
-    broke_off: bool,
+    /// Whether an exchange began whose end we have not seen, so that the database may know more than we do.
+    uncertain: bool,
     tasks_learned: Instant,
 }
 
@@ -139,7 +148,7 @@ impl Exchange {
             tasks: HashMap::new(),
             task_ids: Vec::new(),
             persistent,
-            broke_off: false,
+            uncertain: false,
             tasks_learned: Instant::now(),
         };
         let mut connection = exchange.connect().await?;
@@ -196,8 +205,6 @@ impl Exchange {
                 Ok(Err(error)) => error.to_string_with_sources(),
                 Err(_) => format!("no answer in {ANSWER_TIMEOUT:?}"),
             };
-            self.connection = None;
-            self.broke_off = true;
             self.surroundings.hooks.emit(FetchError, || self.surroundings.event(Some(error.clone()))).await;
             if !away {
                 warn!(
@@ -218,12 +225,14 @@ impl Exchange {
             Some(connection) => connection,
             None => self.connect().await?,
         };
-        let mut found_again = if self.broke_off { self.held(&mut connection).await? } else { Vec::new() };
+        // Until the answer is here: also where we are dropped while we wait for it.
+        let uncertain = std::mem::replace(&mut self.uncertain, true);
+        let mut found_again = if uncertain { self.held(&mut connection).await? } else { Vec::new() };
         let settled: HashSet<i64> = report.ids().collect();
         found_again.retain(|job| !settled.contains(&job.id));
         let started = Instant::now();
         let jobs = self.report_and_claim(&mut connection, report, wants).await?;
-        self.broke_off = false;
+        self.uncertain = false;
         self.connection = Some(connection);
         Ok(Reply { jobs, took: started.elapsed(), found_again })
     }
@@ -278,6 +287,11 @@ impl Exchange {
             db::job(row, Some(identifier.clone())).map(Some)
         };
         rows.iter().filter_map(|row| known(row).transpose()).collect()
+    }
+
+    /// Whether this worker may hold jobs that it has not heard of.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.uncertain
     }
 
     /// Tasks that no job belonged to may have been deleted, and have another id when they come back. A busy worker

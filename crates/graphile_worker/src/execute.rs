@@ -34,6 +34,10 @@ impl Outcome {
         }
     }
 
+    pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Outcome {
+        outcome(panicked(panic).into(), false)
+    }
+
     /// What a hook has made of it.
     pub(crate) fn decided(decision: HookResult) -> Outcome {
         match decision {

@@ -160,6 +160,11 @@ impl Hand {
         (std::mem::take(&mut state.report), wanted)
     }
 
+    /// Takes a report back that could not be written.
+    pub(crate) fn not_written(&self, report: Report) {
+        self.state().report.put_back(report);
+    }
+
     pub(crate) fn measured_round_trip(&self, took: Duration) {
         self.state().pace.round_trip(took);
     }

@@ -19,7 +19,9 @@ use crate::shutdown::Shutdown;
 use crate::task::Task;
 use crate::worker_utils::WorkerUtils;
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -125,11 +127,18 @@ async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surround
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let outcome = run_job(task, &running, &surroundings).instrument(span.clone()).await;
+        let outcome = AssertUnwindSafe(run_job(task, &running, &surroundings))
+            .catch_unwind()
+            .instrument(span.clone())
+            .await
+            // The handler's own panics are caught before; this is a hook's.
+            .unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
         let error = outcome.error().map(str::to_owned);
         let settlement = hand.finished(&running, outcome);
         span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
-        tell_end(&running, &settlement, error, &surroundings).await;
+        if AssertUnwindSafe(tell_end(&running, &settlement, error, &surroundings)).catch_unwind().await.is_err() {
+            span.in_scope(|| error!("a hook panicked; the job is settled all the same"));
+        }
     }
 }
 
@@ -223,8 +232,15 @@ impl Shift<'_> {
                     hooks.emit(FetchStart, || surroundings.event(None)).await;
                 }
                 let reply = tokio::select! {
-                    reply = self.exchange.exchange(&report, &wants) => reply?,
-                    () = leaves(shutdown, leave_at) => return Ok(()),
+                    reply = self.exchange.exchange(&report, &wants) => reply.map(Some),
+                    () = leaves(shutdown, leave_at) => Ok(None),
+                };
+                let reply = match reply {
+                    Ok(Some(reply)) => reply,
+                    ended => {
+                        self.hand.not_written(report);
+                        return ended.map(|_| ());
+                    }
                 };
                 for (job, error) in report.jobs {
                     hooks.emit(JobComplete, || surroundings.job_event(&job, error)).await;
@@ -280,7 +296,6 @@ impl Shift<'_> {
         let surroundings = &self.worker.surroundings;
         let hooks = &surroundings.hooks;
         self.hand.close();
-        let finished = self.hand.is_empty();
         self.runners.abort_all();
         while self.runners.join_next().await.is_some() {}
         for job in self.hand.interrupt(self.worker.settings.interrupted_job_retry_delay) {
@@ -293,7 +308,6 @@ impl Shift<'_> {
             );
         }
         let ended = match ended {
-            Ok(()) if finished => Ok(()),
             Ok(()) => self.last_report().await,
             Err(error) => {
                 let text = error.to_string_with_sources();
@@ -310,14 +324,21 @@ impl Shift<'_> {
         ended
     }
 
+    /// Writes what is left to write. Where the last exchange broke off, it may have claimed jobs that we have not
+    /// heard of: they come with the first answer, and go back with a second report.
     async fn last_report(&mut self) -> Result<(), Error> {
-        let (report, _) = self.hand.report();
-        if report.is_empty() {
-            return Ok(());
-        }
         let wants = Wants { jobs: 0, forbidden_flags: None, now: self.worker.settings.use_local_time.then(Utc::now) };
-        match tokio::time::timeout(LAST_REPORT_TIMEOUT, self.exchange.exchange(&report, &wants)).await {
-            Ok(result) => result.map(|_| ()),
+        let written = async {
+            while !self.hand.is_empty() || self.exchange.is_uncertain() {
+                let (report, _) = self.hand.report();
+                let reply = self.exchange.exchange(&report, &wants).await?;
+                self.hand.receive_unknown(reply.found_again);
+                self.hand.close();
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(LAST_REPORT_TIMEOUT, written).await {
+            Ok(result) => result,
             Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),
         }
     }

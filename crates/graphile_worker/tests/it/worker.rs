@@ -584,7 +584,8 @@ async fn a_worker_whose_schema_is_gone_ends_with_a_sentence() {
     let started = Started::new(options.poll_interval(Duration::from_millis(50))).await;
     db.add_job("'t', '1'").await;
     ran.recv().await.unwrap();
-    db.run("drop schema graphile_worker cascade").await;
+    // The worker polls meanwhile, and one of the two may have to give way.
+    while sqlx::raw_sql("drop schema graphile_worker cascade").execute(&db.pool).await.is_err() {}
     let error = started.running.await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "could not exchange jobs with the database");
 }
@@ -631,4 +632,62 @@ async fn wrong_settings_are_errors_with_a_sentence() {
     ] {
         assert_eq!(options.init().await.err().unwrap().to_string(), message);
     }
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_fails_the_job_and_not_the_slot() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 3) n").await;
+    let worker = options(&db)
+        .concurrency(1)
+        .on(graphile_worker::JobStart, |ctx| async move { assert_ne!(ctx.job.payload.get(), "1", "not this one") })
+        .on(graphile_worker::JobSuccess, |_| async { panic!("never mind") })
+        .define_task("t", |_: Value, _| async {})
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    let job = job(&db).await;
+    assert_eq!(job["payload"], 1);
+    assert!(job["last_error"].as_str().unwrap().starts_with("panicked: "), "{job}");
+}
+
+#[tokio::test]
+async fn a_worker_told_to_stop_while_the_database_does_not_answer_writes_what_it_can_afterwards() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 8) n").await;
+    let (begun, mut begins) = mpsc::unbounded_channel();
+    let finish = Arc::new(Notify::new());
+    let finished = finish.clone();
+    let options = options(&db).concurrency(4).shutdown_grace_period(Duration::from_millis(300)).define_task(
+        "t",
+        move |n: i64, _| {
+            let (begun, finished) = (begun.clone(), finished.clone());
+            async move {
+                begun.send(n).unwrap();
+                finished.notified().await;
+            }
+        },
+    );
+    let started = Started::new(options).await;
+    for _ in 0..4 {
+        begins.recv().await.unwrap();
+    }
+    // Nobody can write: the report of the job that now ends has to wait, and the grace period with it.
+    let mut lock = db.connect().await;
+    sqlx::raw_sql("begin; lock table graphile_worker._private_jobs in access exclusive mode")
+        .execute(&mut lock)
+        .await
+        .unwrap();
+    finish.notify_one();
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    while db.value(waits).await == 0 {
+        tokio::task::yield_now().await;
+    }
+    started.worker.request_shutdown();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    sqlx::raw_sql("rollback").execute(&mut lock).await.unwrap();
+    started.stop().await;
+    let left = db.rows("select attempts, locked_by from graphile_worker.jobs").await;
+    assert_eq!(left, vec![json!({"attempts": 0, "locked_by": null}); 7], "one is done, the others are handed back");
 }
