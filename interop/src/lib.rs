@@ -89,10 +89,14 @@ impl Db {
         self.node_worker(&[package, self.database.url(), "graphile_worker", &jobs.to_string(), crontab]).await;
     }
 
+    /// The same where the table `ran` exists; waits for the process.
+    pub fn node_works_on_what_is_there(&self, package: &str) {
+        run_worker(&[package, self.database.url(), "graphile_worker"]);
+    }
+
     async fn node_worker(&self, arguments: &[&str]) {
         self.run("create table if not exists ran (id serial, task text, payload json, state text, queue int)").await;
-        let output = node(&script("worker.cjs"), arguments);
-        assert!(output.status.success(), "{output:?}");
+        run_worker(arguments);
     }
 
     /// What Node's WorkerUtils answer; see `node/utils.cjs`.
@@ -114,6 +118,11 @@ impl Db {
         let result = sqlx::query_scalar::<_, Option<Value>>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await;
         result.unwrap_or_else(|error| panic!("{error}\n{sql}")).unwrap_or(Value::Null)
     }
+}
+
+fn run_worker(arguments: &[&str]) {
+    let output = node(&script("worker.cjs"), arguments);
+    assert!(output.status.success(), "{output:?}");
 }
 
 fn script(name: &str) -> PathBuf {

@@ -182,3 +182,47 @@ async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
     };
     assert_eq!(left, 0);
 }
+
+/// A worker process with one job that never ends, stopped by signals.
+#[tokio::test]
+async fn process_that_listens_to_signals() {
+    let Ok(url) = std::env::var("GW_TEST_SIGNALS_URL") else { return };
+    let worker = WorkerOptions::default()
+        .database_url(&url)
+        .shutdown_grace_period(Duration::from_secs(3600))
+        .interrupted_job_retry_delay(Duration::from_secs(100))
+        .define_task("for_ever", |_: Value, _| std::future::pending::<()>())
+        .init()
+        .await
+        .unwrap();
+    worker.run().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_signal_asks_and_the_second_insists() {
+    let db = Db::installed().await;
+    db.add_job("'for_ever'").await;
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::process_that_listens_to_signals", "--nocapture"])
+        .env("GW_TEST_SIGNALS_URL", db.url())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let running = "select count(*) from graphile_worker.jobs where locked_by is not null";
+    while db.value(running).await == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let signal = |name: &str| Command::new("kill").args([name, &process.id().to_string()]).status().unwrap();
+    assert!(signal("-TERM").success());
+    // It lets the job go on: a new one is not touched, and the old one is still its own.
+    let before = db.value("select locked_by from graphile_worker.jobs").await;
+    db.add_job("'for_ever', job_key := 'second'").await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(process.try_wait().unwrap().is_none());
+    assert_eq!(db.value("select locked_by from graphile_worker.jobs where key is null").await, before);
+    assert_eq!(db.value("select locked_by from graphile_worker.jobs where key is not null").await, Value::Null);
+    assert!(Command::new("kill").args(["-INT", &process.id().to_string()]).status().unwrap().success());
+    assert!(process.wait().unwrap().success());
+    let job = db.row("select attempts, locked_by, run_at > now() + interval '90 seconds' as later from graphile_worker.jobs where key is null").await;
+    assert_eq!(job, json!({"attempts": 0, "locked_by": null, "later": true}));
+}
