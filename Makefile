@@ -21,8 +21,8 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin cargo test --locked -p graphile_worker || exit; \
 	done
 
-demo: postgres ## Install the schema into a private PostgreSQL and add some jobs
-	cargo run --locked -p graphile_worker --example first_jobs
+demo: postgres ## A worker runs some jobs on a private PostgreSQL
+	cargo run --locked -p graphile_worker --example run_some_jobs
 
 # The programs of a PostgreSQL server, from the system's package manager where there are none.
 postgres:

@@ -1,18 +1,37 @@
 //! A job queue on the PostgreSQL you already have, sharing its schema with Node's `graphile-worker`.
 //!
-//! So far: the schema and its SQL API. [`migrate`] installs them into an empty database, takes over what
-//! Node's worker installed, and moves up what its older releases left.
-//!
 //! ```no_run
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let pool = sqlx::PgPool::connect("postgres://localhost/my_app").await?;
-//! let migration = graphile_worker::migrate(&pool, "graphile_worker").await?;
-//! println!("{migration}");
-//! sqlx::query("select graphile_worker.add_job('send_email', '{\"to\": \"user@example.com\"}')")
-//!     .execute(&pool)
+//! use graphile_worker::{IntoTaskHandlerResult, JobSpec, TaskHandler, WorkerContext, WorkerOptions};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct SendEmail {
+//!     to: String,
+//! }
+//!
+//! impl TaskHandler for SendEmail {
+//!     const IDENTIFIER: &'static str = "send_email";
+//!
+//!     async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+//!         println!("sending to {}", self.to);
+//!     }
+//! }
+//!
+//! # async fn example() -> Result<(), graphile_worker::Error> {
+//! let worker = WorkerOptions::default()
+//!     .database_url("postgres://user:password@localhost/my_app")
+//!     .define_job::<SendEmail>()
+//!     .init()
 //!     .await?;
-//! # Ok(()) }
+//! let email = SendEmail { to: "user@example.com".to_owned() };
+//! worker.create_utils().add_job(email, JobSpec::default()).await?;
+//! worker.run().await
+//! # }
 //! ```
+//!
+//! [`WorkerOptions`] describes a worker, [`WorkerUtils`] adds and administers jobs, [`TaskHandler`] is a task and
+//! [`WorkerContext`] what it is given; [`HookRegistry`] lets an application hear and decide, [`migrate`] installs the
+//! schema or brings it up to date. The SQL API is the same as that of Node's worker.
 
 mod context;
 mod db;

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Both are cancelled at most once, in this order.
 #[derive(Clone, Default)]
@@ -27,12 +27,16 @@ impl Shutdown {
         let mut tasks = Vec::new();
         if signals {
             let shutdown = self.clone();
-            tasks.push(tokio::spawn(async move {
-                while let Some(name) = next_signal().await {
-                    info!(label = "worker", signal = name, "asked to stop");
-                    shutdown.ask();
-                }
-            }));
+            match Signals::new() {
+                Ok(mut signals) => tasks.push(tokio::spawn(async move {
+                    loop {
+                        let signal = signals.next().await;
+                        info!(label = "worker", signal, "asked to stop");
+                        shutdown.ask();
+                    }
+                })),
+                Err(error) => warn!(label = "worker", %error, "cannot listen to signals"),
+            }
         }
         if let Some(custom) = custom {
             let shutdown = self.clone();
@@ -55,20 +59,44 @@ impl Drop for Watching {
     }
 }
 
+/// The signals that tell a program to end. Kept from one to the next, so that none is missed in between.
 #[cfg(unix)]
-async fn next_signal() -> Option<&'static str> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt()).ok()?;
-    let mut terminate = signal(SignalKind::terminate()).ok()?;
-    let mut hang_up = signal(SignalKind::hangup()).ok()?;
-    tokio::select! {
-        _ = interrupt.recv() => Some("SIGINT"),
-        _ = terminate.recv() => Some("SIGTERM"),
-        _ = hang_up.recv() => Some("SIGHUP"),
+struct Signals([(tokio::signal::unix::Signal, &'static str); 3]);
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals([
+            (signal(SignalKind::interrupt())?, "SIGINT"),
+            (signal(SignalKind::terminate())?, "SIGTERM"),
+            (signal(SignalKind::hangup())?, "SIGHUP"),
+        ]))
+    }
+
+    async fn next(&mut self) -> &'static str {
+        let [interrupt, terminate, hang_up] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.0.recv() => interrupt.1,
+            _ = terminate.0.recv() => terminate.1,
+            _ = hang_up.0.recv() => hang_up.1,
+        }
     }
 }
 
 #[cfg(not(unix))]
-async fn next_signal() -> Option<&'static str> {
-    tokio::signal::ctrl_c().await.ok().map(|()| "Ctrl-C")
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals)
+    }
+
+    async fn next(&mut self) -> &'static str {
+        match tokio::signal::ctrl_c().await {
+            Ok(()) => "Ctrl-C",
+            Err(_) => std::future::pending().await,
+        }
+    }
 }

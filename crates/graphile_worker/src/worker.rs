@@ -174,7 +174,7 @@ async fn tell_end(running: &Running, settlement: &Settlement, error: Option<Stri
 }
 
 fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
-    let ms = took.as_secs_f64() * 1e3;
+    let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
     let job = &running.job;
     match settlement {
         Settlement::Complete | Settlement::Nothing => info!(ms, "job completed"),
