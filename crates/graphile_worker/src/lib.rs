@@ -71,3 +71,8 @@ pub use task::{
 pub use tokio_postgres::WithinTokioPostgres;
 pub use worker::Worker;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};
+
+/// The README's Rust compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

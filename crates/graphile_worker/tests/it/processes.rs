@@ -38,14 +38,18 @@ impl Drop for Folder {
 }
 
 fn start_process(url: &str, folder: &Path, number: usize) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    process_command(url, folder, number).spawn().unwrap()
+}
+
+fn process_command(url: &str, folder: &Path, number: usize) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", "processes::worker_process", "--nocapture"])
         .env("GW_TEST_URL", url)
         .env("GW_TEST_FOLDER", folder)
         .env("GW_TEST_NUMBER", number.to_string())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap()
+        .stdout(std::process::Stdio::null());
+    command
 }
 
 /// One worker process: until there are no jobs left, those included that wait for a retry.
@@ -79,6 +83,11 @@ async fn worker_process() {
                 tokio::task::yield_now().await;
                 writeln!(log.lock().unwrap(), "{} {alone}", ctx.job().id).unwrap();
             }
+        })
+        .define_task("stamp", |_: Value, ctx: WorkerContext| async move {
+            let local = chrono::Utc::now();
+            let stamp = "insert into stamps values (clock_timestamp(), $1)";
+            sqlx::query(stamp).bind(local).execute(ctx.pg_pool()).await.unwrap();
         })
         .init()
         .await
@@ -225,4 +234,52 @@ async fn the_first_signal_asks_and_the_second_insists() {
     assert!(process.wait().unwrap().success());
     let job = db.row("select attempts, locked_by, run_at > now() + interval '90 seconds' as later from graphile_worker.jobs where key is null").await;
     assert_eq!(job, json!({"attempts": 0, "locked_by": null, "later": true}));
+}
+
+/// A library that shifts what a program takes for the time of day.
+#[cfg(target_os = "linux")]
+fn shifted_clock(folder: &Path, seconds: i64) -> PathBuf {
+    let source = folder.join("clock.c");
+    let library = folder.join("clock.so");
+    std::fs::write(
+        &source,
+        format!(
+            "#define _GNU_SOURCE
+             #include <dlfcn.h>
+             #include <time.h>
+             int clock_gettime(clockid_t clock, struct timespec *time) {{
+               int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, \"clock_gettime\");
+               int result = real(clock, time);
+               if (clock == CLOCK_REALTIME) time->tv_sec += {seconds};
+               return result;
+             }}"
+        ),
+    )
+    .unwrap();
+    let compiler = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl").status();
+    assert!(compiler.unwrap().success());
+    library
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_clock_is_an_hour_off_runs_jobs_when_they_are_due() {
+    for seconds in [3600, -3600] {
+        let db = Db::installed().await;
+        let folder = Folder::new(&format!("clock{seconds}"));
+        let clock = shifted_clock(&folder.0, seconds);
+        db.run("create table stamps (at timestamptz, local timestamptz)").await;
+        db.run("select graphile_worker.add_job('stamp', run_at := now() + interval '1 second')").await;
+        let due = db.value("select run_at::text from graphile_worker.jobs").await;
+        let mut process = process_command(db.url(), &folder.0, 0);
+        wait_for(vec![process.env("LD_PRELOAD", clock).spawn().unwrap()]);
+        let stamp = db
+            .row(&format!(
+                "select at >= '{due}' as not_early, at < timestamptz '{due}' + interval '1 minute' as not_late,
+                   round(extract(epoch from local - at) / 60) as off from stamps",
+                due = due.as_str().unwrap()
+            ))
+            .await;
+        assert_eq!(stamp, json!({"not_early": true, "not_late": true, "off": seconds / 60}));
+    }
 }
