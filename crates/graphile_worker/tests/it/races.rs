@@ -6,6 +6,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+async fn all_end(tasks: Vec<tokio::task::JoinHandle<()>>) {
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
 /// Takes jobs and finishes them until `stop` and the table is empty; returns the payloads it ran.
 async fn work(db: Arc<Db>, name: String, stop: Arc<AtomicBool>) -> Vec<Value> {
     let mut connection = db.connect().await;
@@ -48,9 +54,7 @@ async fn events_that_ran(add: &'static str) -> (Vec<i64>, usize) {
             })
         })
         .collect();
-    for adder in adders {
-        adder.await.unwrap();
-    }
+    all_end(adders).await;
     stop.store(true, Ordering::SeqCst);
     let mut runs = Vec::new();
     for worker in workers {
@@ -121,9 +125,7 @@ async fn batches_with_the_same_keys_in_different_order_do_not_deadlock() {
             })
         })
         .collect();
-    for adder in adders {
-        adder.await.unwrap();
-    }
+    all_end(adders).await;
     let counts = db
         .row("select count(*) as jobs, count(distinct key) as keys, count(distinct task_identifier) as tasks from graphile_worker.jobs")
         .await;
@@ -157,9 +159,7 @@ async fn keyed_batches_do_not_deadlock_while_workers_claim_and_finish_their_jobs
             })
         })
         .collect();
-    for adder in adders {
-        adder.await.unwrap();
-    }
+    all_end(adders).await;
     stop.store(true, Ordering::SeqCst);
     for worker in workers {
         worker.await.unwrap();
@@ -188,9 +188,7 @@ async fn single_adds_and_batches_do_not_deadlock_over_new_names() {
             })
         })
         .collect();
-    for adder in adders {
-        adder.await.unwrap();
-    }
+    all_end(adders).await;
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 320);
 }
 
@@ -208,9 +206,7 @@ async fn a_name_that_eight_sessions_use_first_at_the_same_moment_is_made_once() 
             })
         })
         .collect();
-    for adder in adders {
-        adder.await.unwrap();
-    }
+    all_end(adders).await;
     let jobs = db.rows("select task_identifier, queue_name, count(*) from graphile_worker.jobs group by 1, 2").await;
     assert_eq!(jobs.len(), 1);
     assert_eq!(jobs[0]["count"], 8);

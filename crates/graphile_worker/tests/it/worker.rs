@@ -240,6 +240,15 @@ async fn jobs_of_tasks_this_worker_does_not_know_are_left_alone() {
     assert_eq!(left, vec![json!({"task_identifier": "unknown", "attempts": 0, "locked_by": null}); 2]);
 }
 
+/// What was sent before the last sender was dropped.
+async fn all_sent(mut receiver: mpsc::UnboundedReceiver<i64>) -> Vec<i64> {
+    let mut all = Vec::new();
+    while let Some(n) = receiver.recv().await {
+        all.push(n);
+    }
+    all
+}
+
 #[tokio::test]
 async fn jobs_run_in_order_of_priority_then_time_then_id() {
     let db = Db::installed().await;
@@ -252,7 +261,7 @@ async fn jobs_run_in_order_of_priority_then_time_then_id() {
          select graphile_worker.add_job('t', '6', priority := 3, queue_name := 'r')",
     )
     .await;
-    let (sender, mut order) = mpsc::unbounded_channel();
+    let (sender, order) = mpsc::unbounded_channel();
     let worker = options(&db)
         .concurrency(1)
         .define_task("t", move |n: i64, _| {
@@ -264,10 +273,7 @@ async fn jobs_run_in_order_of_priority_then_time_then_id() {
         .unwrap();
     worker.run_once().await.unwrap();
     drop(worker);
-    let mut seen = Vec::new();
-    while let Some(n) = order.recv().await {
-        seen.push(n);
-    }
+    let seen = all_sent(order).await;
     assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
 }
 
@@ -275,7 +281,7 @@ async fn jobs_run_in_order_of_priority_then_time_then_id() {
 async fn a_queue_runs_one_job_at_a_time_in_order_and_is_free_afterwards() {
     let db = Db::installed().await;
     db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 200) as n").await;
-    let (sender, mut order) = mpsc::unbounded_channel();
+    let (sender, order) = mpsc::unbounded_channel();
     let busy = Arc::new(AtomicUsize::new(0));
     let worker = options(&db)
         .concurrency(8)
@@ -293,10 +299,7 @@ async fn a_queue_runs_one_job_at_a_time_in_order_and_is_free_afterwards() {
         .unwrap();
     worker.run_once().await.unwrap();
     drop(worker);
-    let mut seen = Vec::new();
-    while let Some(n) = order.recv().await {
-        seen.push(n);
-    }
+    let seen = all_sent(order).await;
     assert_eq!(seen, (1..=200).collect::<Vec<_>>());
     assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
 }
@@ -423,6 +426,13 @@ async fn an_idle_worker_wakes_when_a_job_of_the_future_is_due() {
     db.add_job("'t', '2', run_at := now() + interval '300 milliseconds', queue_name := 'q'").await;
     assert_eq!(ran.recv().await, Some(2));
     started.stop().await;
+}
+
+async fn until_somebody_listens(db: &Db) {
+    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
+    while db.value(listens).await == 0 {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]
@@ -569,10 +579,7 @@ async fn a_worker_leaves_when_a_breaking_migration_is_announced() {
     db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":21,\"breaking\":false}')").await;
     db.add_job("'t', '2'").await;
     ran.recv().await.unwrap();
-    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
-    while db.value(listens).await == 0 {
-        tokio::task::yield_now().await;
-    }
+    until_somebody_listens(&db).await;
     db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":22,\"breaking\":true}')").await;
     started.running.await.unwrap().unwrap();
 }
