@@ -82,6 +82,7 @@ pub(crate) struct Statements {
     pub(crate) exchange: Statement,
     pub(crate) held: Statement,
     pub(crate) next_run_at: Statement,
+    pub(crate) terminate_earlier_connection: Statement,
     pub(crate) ensure_tasks: Statement,
     pub(crate) task_ids: Statement,
     pub(crate) complete_in_transaction: Statement,
@@ -120,6 +121,7 @@ impl Statements {
         Statements {
             exchange: statement(include_str!("../sql/queries/exchange.sql")),
             held: statement(include_str!("../sql/queries/held.sql")),
+            terminate_earlier_connection: statement(include_str!("../sql/queries/terminate_earlier_connection.sql")),
             next_run_at: statement(include_str!("../sql/queries/next_run_at.sql")),
             ensure_tasks: statement(include_str!("../sql/queries/ensure_tasks.sql")),
             task_ids: statement(include_str!("../sql/queries/task_ids.sql")),

@@ -109,6 +109,10 @@ pub enum Error {
         identifier: String,
     },
 
+    /// The function that names forbidden flags panicked.
+    #[error("the function that names forbidden flags panicked, so there is no telling which jobs may run")]
+    ForbiddenFlagsPanicked,
+
     /// The worker had to leave while the database was away.
     #[error(
         "worker {worker_id} could not write what became of its last jobs: they stay locked by it until they are recovered"
@@ -164,10 +168,11 @@ impl Error {
             Error::Database { source, .. } => match source {
                 sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::PoolTimedOut => true,
                 // 08 connection, 40 conflict with another transaction, 53 resources, 57 shutting down or starting,
-                // 25006 a standby that is about to take over.
-                sqlx::Error::Database(error) => error
-                    .code()
-                    .is_some_and(|code| ["08", "40", "53", "57", "25006"].iter().any(|class| code.starts_with(class))),
+                // 58 the system
+                // beneath it, 55P03 a lock that did not come in time, 25006 a standby that is about to take over.
+                sqlx::Error::Database(error) => error.code().is_some_and(|code| {
+                    ["08", "40", "53", "55P03", "57", "58", "25006"].iter().any(|class| code.starts_with(class))
+                }),
                 _ => false,
             },
             Error::JobsRunning { .. } => true,

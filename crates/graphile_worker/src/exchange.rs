@@ -27,6 +27,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often an idle worker looks whether its tasks still have the ids it knows.
 const TASKS_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A job that is to wait for longer waits for so long: a hundred years.
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Between two attempts to reach the database: from this, doubling, to the other.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -35,20 +38,27 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     done: Vec<(i64, Option<DateTime<Utc>>)>,
-    given_back: Vec<(i64, Option<DateTime<Utc>>, GiveBack)>,
+    given_back: Vec<GivenBack>,
     /// Queues of which no job is in hand any more.
     pub(crate) free_queues: Vec<i32>,
+    /// Jobs that their handlers have completed themselves.
+    gone: Vec<i64>,
     /// The jobs that ran, with their errors, where somebody wants to be told when that is written.
     pub(crate) jobs: Vec<(Arc<Job>, Option<String>)>,
 }
 
 impl Report {
     pub(crate) fn is_empty(&self) -> bool {
-        self.done.is_empty() && self.given_back.is_empty() && self.free_queues.is_empty()
+        self.done.is_empty()
+            && self.given_back.is_empty()
+            && self.free_queues.is_empty()
+            && self.gone.is_empty()
+            && self.jobs.is_empty()
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
-        self.done.iter().map(|(id, _)| *id).chain(self.given_back.iter().map(|(id, _, _)| *id))
+        let done = self.done.iter().map(|(id, _)| *id).chain(self.gone.iter().copied());
+        done.chain(self.given_back.iter().map(|back| back.id))
     }
 
     /// Puts what was not written before what has come since.
@@ -56,6 +66,7 @@ impl Report {
         earlier.done.append(&mut self.done);
         earlier.given_back.append(&mut self.given_back);
         earlier.free_queues.append(&mut self.free_queues);
+        earlier.gone.append(&mut self.gone);
         earlier.jobs.append(&mut self.jobs);
         *self = earlier;
     }
@@ -63,10 +74,22 @@ impl Report {
     pub(crate) fn add(&mut self, job: &Job, settlement: Settlement) {
         match settlement {
             Settlement::Complete => self.done.push((job.id, job.locked_at)),
-            Settlement::GiveBack(give_back) => self.given_back.push((job.id, job.locked_at, give_back)),
-            Settlement::Nothing => {}
+            Settlement::GiveBack(how) => {
+                self.given_back.push(GivenBack { id: job.id, locked_at: job.locked_at, key: job.key.clone(), how });
+            }
+            Settlement::Nothing => self.gone.push(job.id),
         }
     }
+}
+
+/// A job that goes back into the table.
+#[derive(Debug)]
+struct GivenBack {
+    id: i64,
+    locked_at: Option<DateTime<Utc>>,
+    /// The key it had when it was claimed.
+    key: Option<String>,
+    how: GiveBack,
 }
 
 /// How fast jobs and round trips are, and so how many jobs to have in hand: for fast jobs enough that no slot waits
@@ -108,6 +131,8 @@ fn average(value: &mut Option<f64>, sample: Duration, weight: f64) {
 pub(crate) struct Wants {
     pub(crate) jobs: usize,
     pub(crate) forbidden_flags: Option<Vec<String>>,
+    /// How many more jobs of a task that is limited.
+    pub(crate) limits: HashMap<Arc<str>, usize>,
     pub(crate) now: Option<DateTime<Utc>>,
 }
 
@@ -140,8 +165,10 @@ impl Exchange {
         identifiers: &[Arc<str>],
         persistent: bool,
     ) -> Result<Exchange, Error> {
+        // Ours alone, so that a new connection can find the one before it.
+        let name = format!("graphile_worker {}", surroundings.worker_id);
         let mut exchange = Exchange {
-            options,
+            options: options.application_name(&name),
             connection: None,
             statements,
             surroundings,
@@ -227,11 +254,19 @@ impl Exchange {
         };
         // Until the answer is here: also where we are dropped while we wait for it.
         let uncertain = std::mem::replace(&mut self.uncertain, true);
-        let mut found_again = if uncertain { self.held(&mut connection).await? } else { Vec::new() };
+        let mut found_again = Vec::new();
+        if uncertain {
+            self.end_earlier_connection(&mut connection).await?;
+            found_again = self.held(&mut connection).await?;
+        }
         let settled: HashSet<i64> = report.ids().collect();
         found_again.retain(|job| !settled.contains(&job.id));
+        // A queue whose next job was claimed without our knowledge is not free.
+        let taken: HashSet<Option<i32>> = found_again.iter().map(|job| job.job_queue_id).collect();
+        let free = report.free_queues.iter().copied().filter(|queue| !taken.contains(&Some(*queue)));
+        let free_queues: Vec<i32> = free.collect();
         let started = Instant::now();
-        let jobs = self.report_and_claim(&mut connection, report, wants).await?;
+        let jobs = self.report_and_claim(&mut connection, report, &free_queues, wants).await?;
         self.uncertain = false;
         self.connection = Some(connection);
         Ok(Reply { jobs, took: started.elapsed(), found_again })
@@ -241,29 +276,33 @@ impl Exchange {
         &self,
         connection: &mut PgConnection,
         report: &Report,
+        free_queues: &[i32],
         wants: &Wants,
     ) -> Result<Vec<Job>, Error> {
         let doing = || "exchange jobs with the database".to_owned();
         let (done, done_at): (Vec<_>, Vec<_>) = report.done.iter().copied().unzip();
         let back = &report.given_back;
         let limit = i32::try_from(wants.jobs).unwrap_or(i32::MAX);
+        let (task_ids, limits) = self.tasks_and_limits(wants);
         let rows = sqlx::query(self.statements.exchange.sql())
             .persistent(self.persistent)
             .bind(&*self.surroundings.worker_id)
             .bind(done)
             .bind(done_at)
-            .bind(back.iter().map(|(id, _, _)| *id).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, locked_at, _)| *locked_at).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, _, back)| back.error.as_deref()).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, _, back)| seconds(back.run_at)).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, _, back)| time(back.run_at)).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, _, back)| attempts(back.attempts)).collect::<Vec<_>>())
-            .bind(back.iter().map(|(_, _, back)| back.payload.as_deref()).collect::<Vec<_>>())
-            .bind(&report.free_queues)
-            .bind(&self.task_ids)
+            .bind(back.iter().map(|back| back.id).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| back.locked_at).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| back.how.error.as_deref()).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| seconds(back.how.run_at)).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| time(back.how.run_at)).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| attempts(back.how.attempts)).collect::<Vec<_>>())
+            .bind(back.iter().map(|back| back.how.payload.as_deref()).collect::<Vec<_>>())
+            .bind(free_queues)
+            .bind(task_ids)
             .bind(limit)
             .bind(&wants.forbidden_flags)
             .bind(wants.now)
+            .bind(back.iter().map(|back| back.key.as_deref()).collect::<Vec<_>>())
+            .bind(limits)
             .fetch_all(connection)
             .await
             .doing(doing)?;
@@ -279,6 +318,37 @@ impl Exchange {
             .await
             .doing(doing)?;
         self.jobs(&rows).doing(doing)
+    }
+
+    /// The server may not have noticed that we are gone, and what it was told to do may still be waiting for a lock.
+    async fn end_earlier_connection(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        // Behind a pooler, connections are not ours to end.
+        let Some(name) = self.options.get_application_name().filter(|_| self.persistent) else { return Ok(()) };
+        loop {
+            let left: i64 = sqlx::query_scalar(self.statements.terminate_earlier_connection.sql())
+                .persistent(false)
+                .bind(name)
+                .fetch_one(&mut *connection)
+                .await
+                .doing(|| "end an earlier connection".to_owned())?;
+            if left == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The tasks that may run more jobs and, if any of them is limited, how many each may take.
+    fn tasks_and_limits(&self, wants: &Wants) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
+        if wants.limits.is_empty() {
+            return (self.task_ids.clone(), None);
+        }
+        let with_limits = self.tasks.iter().map(|(id, identifier)| (*id, wants.limits.get(identifier).copied()));
+        let (ids, limits) = with_limits
+            .filter(|(_, limit)| *limit != Some(0))
+            .map(|(id, limit)| (id, limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX))))
+            .unzip();
+        (ids, Some(limits))
     }
 
     fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
@@ -318,9 +388,8 @@ impl Exchange {
             .fetch_one(self.connection.as_mut()?);
         // Without an answer the worker polls; the next exchange will find out what is wrong.
         let row = tokio::time::timeout(ANSWER_TIMEOUT, query).await.ok()?.ok()?;
-        let due: DateTime<Utc> = row.try_get::<Option<_>, _>("run_at").ok()??;
-        let now = now.or_else(|| row.try_get("now").ok())?;
-        Some((due - now).to_std().unwrap_or_default())
+        let seconds: f64 = row.try_get::<Option<_>, _>("seconds").ok()??;
+        Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
     }
 
     /// Frees the locks of workers that died hours ago.
@@ -352,14 +421,15 @@ impl Exchange {
 
 fn seconds(run_at: NextRun) -> Option<f64> {
     match run_at {
-        NextRun::After(wait) => Some(wait.as_secs_f64()),
+        NextRun::After(wait) => Some(wait.min(LONGEST_WAIT).as_secs_f64()),
         _ => None,
     }
 }
 
 fn time(run_at: NextRun) -> Option<DateTime<Utc>> {
     match run_at {
-        NextRun::At(time) => Some(time),
+        // What a timestamp of PostgreSQL can hold, and nobody means more.
+        NextRun::At(time) => Some(time.clamp(DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + LONGEST_WAIT * 80)),
         _ => None,
     }
 }

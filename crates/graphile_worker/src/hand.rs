@@ -39,6 +39,9 @@ struct State {
     running: HashMap<i64, Running>,
     running_of_task: HashMap<Arc<str>, usize>,
     report: Report,
+    /// Queues whose jobs the last report gave back: free only with the next one, because a claim in the same
+    /// exchange would not see those jobs and run later ones first.
+    free_next: Vec<i32>,
     /// Whether the report is to name the jobs that ran.
     name_jobs: bool,
     closed: bool,
@@ -101,6 +104,7 @@ impl Hand {
                 running: HashMap::new(),
                 running_of_task: HashMap::new(),
                 report: Report::default(),
+                free_next: Vec::new(),
                 name_jobs,
                 closed: false,
             }),
@@ -138,8 +142,14 @@ impl Hand {
 
     /// Takes the outcome of a job, and says what it will be settled as.
     pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let settlement = self.state().finish(running, outcome);
+        let (settlement, more) = {
+            let mut state = self.state();
+            (state.finish(running, outcome), !state.ready.is_empty())
+        };
         self.exchange_due.notify_one();
+        if more {
+            self.job_ready.notify_one();
+        }
         settlement
     }
 
@@ -157,7 +167,25 @@ impl Hand {
         let mut state = self.state();
         state.give_back_what_waited_too_long();
         let wanted = if state.closed { 0 } else { state.pace.wanted(state.concurrency, state.in_hand()) };
-        (std::mem::take(&mut state.report), wanted)
+        let report = std::mem::take(&mut state.report);
+        state.report.free_queues = std::mem::take(&mut state.free_next);
+        (report, wanted)
+    }
+
+    /// How many more jobs each limited task may have in hand.
+    pub(crate) fn limits(&self) -> HashMap<Arc<str>, usize> {
+        let state = self.state();
+        let limited = state.tasks.values().filter_map(|task| Some((task, task.options.max_concurrent?)));
+        let in_hand = |task: &Task| {
+            let waiting = state.waiting().filter(|waiting| waiting.job.task_identifier == task.identifier).count();
+            waiting + state.running_of_task.get(&task.identifier).copied().unwrap_or(0)
+        };
+        limited.map(|(task, limit)| (task.identifier.clone(), limit.saturating_sub(in_hand(task)))).collect()
+    }
+
+    pub(crate) fn has_free_slots(&self) -> bool {
+        let state = self.state();
+        state.running.len() < state.concurrency
     }
 
     /// Takes a report back that could not be written.
@@ -172,7 +200,7 @@ impl Hand {
     /// Whether nothing waits, runs, or is to be reported.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state();
-        state.in_hand() == 0 && state.report.is_empty()
+        state.in_hand() == 0 && state.report.is_empty() && state.free_next.is_empty()
     }
 
     pub(crate) fn has_waiting_jobs(&self) -> bool {
@@ -308,26 +336,29 @@ impl State {
         }
     }
 
-    /// Gives back the jobs that have not begun and that `unwanted` names.
+    /// Gives back the jobs that have not begun and that `unwanted` names; of a queue all or none, to keep their order.
     fn give_back_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
+        let mut back: Vec<Waiting> = Vec::new();
         for queue in self.queues.values_mut() {
-            let (back, kept) = std::mem::take(&mut queue.behind).into_iter().partition(&unwanted);
-            queue.behind = kept;
-            let back: VecDeque<Waiting> = back;
-            for waiting in &back {
-                self.report.add(&waiting.job, settle::hand_back(&waiting.job));
+            if queue.behind.iter().any(&unwanted) {
+                back.extend(std::mem::take(&mut queue.behind));
             }
         }
         let over_limit = std::mem::take(&mut self.over_limit).into_values().flatten();
-        let candidates: Vec<Waiting> =
-            std::mem::take(&mut self.ready).into_iter().map(|Reverse(waiting)| waiting).chain(over_limit).collect();
-        for waiting in candidates {
-            if unwanted(&waiting) {
-                self.report.add(&waiting.job, settle::hand_back(&waiting.job));
-                self.pass_queue_on(&waiting.job);
-            } else {
-                self.ready.push(Reverse(waiting));
+        let ready = std::mem::take(&mut self.ready).into_iter().map(|Reverse(waiting)| waiting);
+        let (unwanted, kept): (Vec<Waiting>, Vec<Waiting>) = ready.chain(over_limit).partition(unwanted);
+        self.ready = kept.into_iter().map(Reverse).collect();
+        for waiting in unwanted {
+            if let Some(id) = waiting.job.job_queue_id
+                && let Some(queue) = self.queues.remove(&id)
+            {
+                back.extend(queue.behind);
+                self.free_next.push(id);
             }
+            back.push(waiting);
+        }
+        for waiting in back {
+            self.report.add(&waiting.job, settle::hand_back(&waiting.job));
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::exchange::jitter;
 use crate::hooks::{ListenConnecting, ListenError, ListenSuccess};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -70,14 +70,17 @@ async fn listen_for_ever(
                     info!(label = "worker", worker_id = &**worker_id, "listening for jobs again");
                     complained = false;
                 }
-                pause = Duration::ZERO;
+                let since = Instant::now();
                 // Something may have been added while nobody listened.
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || surroundings.event(None)).await;
-                listen(&mut listener, worker_id, &woken, &must_leave).await
+                let error = listen(&mut listener, worker_id, &woken, &must_leave).await;
+                // One that was closed as soon as it was made is not made again at once.
+                pause = if since.elapsed() > Duration::from_secs(1) { Duration::ZERO } else { longer(pause) };
+                error
             }
             Err(error) => {
-                pause = (pause * 2).clamp(Duration::from_millis(50), LONGEST_PAUSE);
+                pause = longer(pause);
                 error.to_string()
             }
         };
@@ -94,6 +97,10 @@ async fn listen_for_ever(
             debug!(label = "worker", worker_id = &**worker_id, error, "lost the connection that listens for jobs");
         }
     }
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(Duration::from_millis(10), LONGEST_PAUSE)
 }
 
 async fn connect(options: &PgConnectOptions, worker_id: &str) -> sqlx::Result<PgListener> {

@@ -11,11 +11,13 @@ use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
+use futures_util::FutureExt;
 use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use std::collections::HashMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,10 +58,15 @@ pub struct WorkerOptions {
 
 /// For the worker's own connections. Every statement of a worker is meant to go by an index, whatever the planner
 /// believes: statistics taken while no job was locked make it read the whole table for each report instead (280 ms
-/// for 1,000 jobs of 200,000, bench/RESULTS.md). A pooler may not pass these on; there, statements are planned anew
-/// every time.
-const PLAN_BY_INDEX: [(&str, &str); 4] =
-    [("enable_seqscan", "off"), ("enable_hashjoin", "off"), ("enable_mergejoin", "off"), ("jit", "off")];
+/// for 1,000 jobs of 200,000, bench/RESULTS.md). And none may go on when the worker has given up on it (after 60 seconds).
+/// A pooler may not pass these on; there, statements are planned anew every time.
+const OWN_CONNECTIONS: [(&str, &str); 5] = [
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("jit", "off"),
+    ("statement_timeout", "50s"),
+];
 
 enum Database {
     Url(String),
@@ -79,13 +86,16 @@ pub(crate) enum ForbiddenFlags {
 }
 
 impl ForbiddenFlags {
-    pub(crate) async fn current(&self) -> Option<Vec<String>> {
-        match self {
+    pub(crate) async fn current(&self) -> Result<Option<Vec<String>>, Error> {
+        let flags = match self {
             ForbiddenFlags::None => None,
             ForbiddenFlags::List(flags) => Some(flags.clone()),
-            ForbiddenFlags::Function(function) => function().await,
-        }
-        .filter(|flags| !flags.is_empty())
+            ForbiddenFlags::Function(function) => {
+                let asked = AssertUnwindSafe(async { function().await }).catch_unwind().await;
+                asked.map_err(|_| Error::ForbiddenFlagsPanicked)?
+            }
+        };
+        Ok(flags.filter(|flags| !flags.is_empty()))
     }
 }
 
@@ -310,7 +320,7 @@ impl WorkerOptions {
 
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
         if self.prepared_statements {
-            connect_options = connect_options.options(PLAN_BY_INDEX);
+            connect_options = connect_options.options(OWN_CONNECTIONS);
         } else {
             connect_options = connect_options.statement_cache_capacity(0);
         }

@@ -4,6 +4,7 @@ use crate::execute::Outcome;
 use crate::job::Job;
 use crate::task::{Retry, TaskOptions, TaskOutcome};
 use chrono::{DateTime, Utc};
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 /// A longer error is cut in the middle: the end of a message often says most.
@@ -67,7 +68,11 @@ pub(crate) fn settlement(job: &Job, outcome: Outcome, options: &TaskOptions) -> 
             error: Some(storable(error.message)),
             run_at: match (error.retry, &options.backoff) {
                 (Retry::After(wait), _) => NextRun::After(wait),
-                (_, Some(backoff)) => NextRun::After(backoff(job.attempts)),
+                (_, Some(backoff)) => {
+                    // The application's own code: it may panic, and the job is to be settled all the same.
+                    let wait = std::panic::catch_unwind(AssertUnwindSafe(|| backoff(job.attempts)));
+                    wait.map_or(NextRun::Backoff, NextRun::After)
+                }
                 (_, None) => NextRun::Backoff,
             },
             attempts: if error.retry == Retry::Never { Attempts::Exhaust } else { Attempts::Charge },

@@ -33,6 +33,13 @@ const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// How long the last report may take when the grace period is over.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often at most the database is asked for the next job of the future, and how long the worker sleeps at least.
+const ASK_INTERVAL: Duration = Duration::from_millis(100);
+const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
+
+/// How long runners that were stopped may take to notice.
+const TIME_TO_STOP: Duration = Duration::from_secs(1);
+
 /// How often jobs in hand are looked at while nothing else happens.
 const HAND_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -109,9 +116,19 @@ impl Worker {
         for _ in 0..self.settings.concurrency {
             runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
         }
-        let mut shift = Shift { worker: self, hand, exchange, listener, runners, until };
+        let mut shift = Shift { worker: self, hand, exchange, listener, runners, until, asked_at: None, due_at: None };
         let ended = shift.exchange_until_done().await;
         shift.leave(ended).await
+    }
+}
+
+impl Worker {
+    /// Claims nothing any more; says when whatever still runs has to be left.
+    async fn begin_to_leave(&self, hand: &Hand) -> Instant {
+        info!(label = "worker", worker_id = self.worker_id(), "stopping: letting jobs finish");
+        hand.close();
+        self.surroundings.hooks.emit(WorkerShutdown, || self.surroundings.event(None)).await;
+        Instant::now() + self.settings.shutdown_grace_period
     }
 }
 
@@ -196,6 +213,9 @@ struct Shift<'w> {
     listener: Listener,
     runners: JoinSet<()>,
     until: Until,
+    /// When the database was last asked for the next job of the future, and what it said.
+    asked_at: Option<Instant>,
+    due_at: Option<Instant>,
 }
 
 impl Shift<'_> {
@@ -212,28 +232,38 @@ impl Shift<'_> {
         let mut leave_at: Option<Instant> = None;
         loop {
             if leave_at.is_none() && shutdown.asked.is_cancelled() {
-                info!(label = "worker", worker_id = self.worker.worker_id(), "stopping: letting jobs finish");
-                self.hand.close();
-                hooks.emit(WorkerShutdown, || surroundings.event(None)).await;
-                leave_at = Some(Instant::now() + settings.shutdown_grace_period);
+                leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
             }
             if leave_at.is_some() && self.hand.is_empty() {
                 return Ok(());
             }
+            let forbidden_flags = if leave_at.is_some() {
+                None
+            } else {
+                tokio::select! {
+                    flags = settings.forbidden_flags.current() => flags?,
+                    () = shutdown.asked.cancelled() => continue,
+                }
+            };
+            let limits = self.hand.limits();
             let (report, room) = self.hand.report();
-            let wanted = if look { room } else { room.min(settings.concurrency) };
-            if !report.is_empty() || (look && wanted > 0) {
-                let wants = Wants {
-                    jobs: wanted,
-                    forbidden_flags: if wanted > 0 { settings.forbidden_flags.current().await } else { None },
-                    now: settings.use_local_time.then(Utc::now),
-                };
-                if wanted > 0 {
+            if !report.is_empty() || (look && room > 0) {
+                let now = settings.use_local_time.then(Utc::now);
+                let wants = Wants { jobs: room, forbidden_flags, limits, now };
+                if room > 0 {
                     hooks.emit(FetchStart, || surroundings.event(None)).await;
                 }
-                let reply = tokio::select! {
-                    reply = self.exchange.exchange(&report, &wants) => reply.map(Some),
-                    () = leaves(shutdown, leave_at) => Ok(None),
+                let reply = {
+                    let mut exchanging = std::pin::pin!(self.exchange.exchange(&report, &wants));
+                    loop {
+                        tokio::select! {
+                            reply = &mut exchanging => break reply.map(Some),
+                            () = shutdown.asked.cancelled(), if leave_at.is_none() => {
+                                leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
+                            }
+                            () = leaves(shutdown, leave_at) => break Ok(None),
+                        }
+                    }
                 };
                 let reply = match reply {
                     Ok(Some(reply)) => reply,
@@ -248,16 +278,23 @@ impl Shift<'_> {
                 self.hand.measured_round_trip(reply.took);
                 self.hand.receive_unknown(reply.found_again);
                 let claimed = reply.jobs.len();
-                if claimed == 0 && wanted > 0 {
-                    hooks.emit(FetchEmpty, || surroundings.event(None)).await;
-                }
                 self.hand.receive(reply.jobs);
-                look = wanted > 0 && claimed >= wanted;
-                if !look && leave_at.is_none() {
-                    if self.until == Until::NothingIsLeft && claimed == 0 && wanted > 0 && self.hand.is_empty() {
+                if leave_at.is_some() {
+                    // What came while we were told to leave.
+                    self.hand.close();
+                    continue;
+                }
+                if claimed == 0 && room > 0 {
+                    hooks.emit(FetchEmpty, || surroundings.event(None)).await;
+                    if self.until == Until::NothingIsLeft && self.hand.is_empty() {
                         return Ok(());
                     }
-                    look_at = self.next_look(wants.now, claimed == 0 && wanted > 0).await;
+                }
+                // A limited task may have kept others out of sight: with its limit reached, they are in sight.
+                let may_be_more = claimed >= room || (claimed > 0 && !wants.limits.is_empty());
+                look = room > 0 && may_be_more;
+                if !look {
+                    look_at = self.next_look(now).await;
                 }
                 continue;
             }
@@ -281,14 +318,25 @@ impl Shift<'_> {
     }
 
     /// When to look again, if nothing is heard before.
-    async fn next_look(&mut self, now: Option<DateTime<Utc>>, idle: bool) -> Instant {
+    async fn next_look(&mut self, now: Option<DateTime<Utc>>) -> Instant {
         let poll = self.worker.settings.poll_interval;
-        if idle {
-            let identifiers: Vec<Arc<str>> = self.worker.tasks.keys().cloned().collect();
-            self.exchange.learn_task_ids_again(&identifiers).await;
+        if !self.hand.has_free_slots() {
+            return Instant::now() + poll;
         }
-        let due = if idle { self.exchange.next_due(now).await } else { None };
-        Instant::now() + due.map_or(poll, |due| due.min(poll))
+        if self.asked_at.is_some_and(|asked| asked.elapsed() < ASK_INTERVAL) {
+            // Under load, an exchange a millisecond, the answer of a moment ago will do.
+            return self.due_at.unwrap_or_else(|| Instant::now() + poll).min(Instant::now() + ASK_INTERVAL);
+        }
+        self.asked_at = Some(Instant::now());
+        let identifiers: Vec<Arc<str>> = self.worker.tasks.keys().cloned().collect();
+        self.exchange.learn_task_ids_again(&identifiers).await;
+        let wait = match self.exchange.next_due(now).await {
+            Some(due) => due.clamp(SHORTEST_SLEEP, poll.max(SHORTEST_SLEEP)),
+            None => poll,
+        };
+        let due_at = Instant::now() + wait;
+        self.due_at = Some(due_at);
+        due_at
     }
 
     /// Hands back whatever is still in hand, and goes.
@@ -297,7 +345,9 @@ impl Shift<'_> {
         let hooks = &surroundings.hooks;
         self.hand.close();
         self.runners.abort_all();
-        while self.runners.join_next().await.is_some() {}
+        // One that is stuck in code which never waits cannot be stopped; we do not wait for it.
+        let stopped = async { while self.runners.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(TIME_TO_STOP, stopped).await;
         for job in self.hand.interrupt(self.worker.settings.interrupted_job_retry_delay) {
             warn!(
                 label = "job",
@@ -327,7 +377,8 @@ impl Shift<'_> {
     /// Writes what is left to write. Where the last exchange broke off, it may have claimed jobs that we have not
     /// heard of: they come with the first answer, and go back with a second report.
     async fn last_report(&mut self) -> Result<(), Error> {
-        let wants = Wants { jobs: 0, forbidden_flags: None, now: self.worker.settings.use_local_time.then(Utc::now) };
+        let now = self.worker.settings.use_local_time.then(Utc::now);
+        let wants = Wants { jobs: 0, forbidden_flags: None, limits: HashMap::new(), now };
         let written = async {
             while !self.hand.is_empty() || self.exchange.is_uncertain() {
                 let (report, _) = self.hand.report();

@@ -8,8 +8,9 @@
 --  $1 worker            $2 $3 finished jobs: ids, locked_at
 --  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
 --     standard back-off   $8 run_at, null for $7   $9 attempts: -1 refund, 0 keep, 1 use up   $10 payload or null
+--     $16 key when it was claimed: where it has lost that, it was replaced or removed, and gets no refund
 --  $11 queues this worker holds and has no jobs of any more
---  $12 ids of the tasks it runs   $13 how many jobs it wants
+--  $12 ids of the tasks it runs, $17 how many jobs of each it may take (null: any number)   $13 how many jobs it wants
 --  $14 flags it must not run, or null   $15 what time it is, or null for the database's
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
@@ -30,7 +31,8 @@ with recursive clock as (
         + coalesce(outcome.seconds, exp(least(jobs.attempts, 10))) * interval '1 second'
     ),
     attempts = case outcome.attempts
-      when -1 then greatest(jobs.attempts - 1, 0)
+      when -1 then
+        case when jobs.key is not distinct from outcome.key then greatest(jobs.attempts - 1, 0) else jobs.attempts end
       when 1 then jobs.max_attempts
       else jobs.attempts
     end,
@@ -38,8 +40,8 @@ with recursive clock as (
     updated_at = now()
   from
     clock,
-    unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[])
-      as outcome (id, locked_at, error, seconds, run_at, attempts, payload)
+    unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[])
+      as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key)
   where jobs.id = outcome.id and jobs.locked_by = $1 and jobs.locked_at = outcome.locked_at
   returning jobs.id
 ),
@@ -61,7 +63,7 @@ priorities as (
 ), unqueued as (
   select due.*
   from priorities, clock, lateral (
-    select jobs.id, jobs.priority, jobs.run_at, null::int as job_queue_id
+    select jobs.id, jobs.task_id, jobs.priority, jobs.run_at, null::int as job_queue_id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
@@ -90,23 +92,23 @@ queues as (
   )
   from queues where queues.job_queue_id is not null
 ), heads as (
-  select job_queues.id as job_queue_id, head.priority, head.run_at
+  select job_queues.id as job_queue_id, head.priority, head.run_at, head.id
   from queues
   join :"schema"._private_job_queues as job_queues on job_queues.id = queues.job_queue_id
   cross join clock
   cross join lateral (
-    select jobs.priority, jobs.run_at
+    select jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id = queues.job_queue_id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-    order by jobs.priority, jobs.run_at
+    order by jobs.priority, jobs.run_at, jobs.id
     limit 1
   ) as head
   where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
-  order by head.priority, head.run_at
+  order by head.priority, head.run_at, head.id
   limit $13
 ), won_queues as (
   select job_queues.id
@@ -117,20 +119,25 @@ queues as (
 ), queued as (
   select due.*
   from won_queues, clock, lateral (
-    select jobs.id, jobs.priority, jobs.run_at, jobs.job_queue_id
+    select jobs.id, jobs.task_id, jobs.priority, jobs.run_at, jobs.job_queue_id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id = won_queues.id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-    order by jobs.priority, jobs.run_at
+    order by jobs.priority, jobs.run_at, jobs.id
     -- Only the first of a queue can run now; the others spare a round trip each, if there is room for them.
     limit (select greatest($13 / greatest(count(*), 1), 1) from won_queues)
     for update skip locked
   ) as due
 ), chosen as (
-  select id, job_queue_id from (select * from unqueued union all select * from queued) as due
+  select id, job_queue_id
+  from (
+    select *, row_number() over (partition by task_id order by priority, run_at, id) as nth_of_task
+    from (select * from unqueued union all select * from queued) as candidates
+  ) as due
+  where $17::int[] is null or nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
   order by priority, run_at, id
   limit $13
 ), claimed as (
@@ -149,6 +156,7 @@ queues as (
   where job_queues.id = touched.id and (job_queues.is_available or job_queues.locked_by = $1)
 )
 select
-  id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
+  id, job_queue_id, task_id, payload::text as payload, priority,
+  greatest(least(run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, attempts, max_attempts, last_error,
   created_at, updated_at, key, locked_at, revision, flags
 from claimed;

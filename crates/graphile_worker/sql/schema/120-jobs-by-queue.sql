@@ -3,5 +3,5 @@
 -- Costs a queued insert about a quarter, an unqueued one nothing. Building it locks out writers: a second for
 -- a million jobs.
 create index if not exists _rs_jobs_by_queue on :"schema"._private_jobs
-  (job_queue_id, priority, run_at) include (id, task_id)
+  (job_queue_id, priority, run_at, id) include (task_id)
   where is_available = true and job_queue_id is not null;
