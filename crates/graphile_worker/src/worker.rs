@@ -30,8 +30,9 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 /// How often a waiting worker looks for locks that are older than 4 hours.
 const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
-/// How long the last report may take when the grace period is over.
+/// How long the last report may take when the grace period is over, and when the worker was told twice.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+const HASTY_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often at most the database is asked for the next job of the future, and how long the worker sleeps at least.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
@@ -388,7 +389,9 @@ impl Shift<'_> {
             }
             Ok(())
         };
-        match tokio::time::timeout(LAST_REPORT_TIMEOUT, written).await {
+        let hasty = self.worker.shutdown.insisted.is_cancelled();
+        let patience = if hasty { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT };
+        match tokio::time::timeout(patience, written).await {
             Ok(result) => result,
             Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),
         }

@@ -164,3 +164,22 @@ async fn a_hook_changes_or_refuses_a_job_that_is_to_be_added() {
     assert!(matches!(error, Error::JobRefused { .. }));
     assert_eq!(error.to_string(), "a job of the task \"forbidden\" was not added: it is switched off");
 }
+
+#[tokio::test]
+async fn a_job_that_its_handler_completed_is_told_of_as_well() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    let heard = Heard::default();
+    let worker = options(&db)
+        .add_plugin(heard.clone())
+        .define_task("t", |_: Value, ctx: graphile_worker::WorkerContext| async move {
+            let transaction = ctx.pg_pool().begin().await?;
+            ctx.complete_in(transaction).await?;
+            Ok::<(), graphile_worker::TaskError>(())
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    assert!(heard.all().contains(&"JobComplete".to_owned()), "{:?}", heard.all());
+}

@@ -10,6 +10,7 @@ mod hooks;
 mod job_key;
 mod migrate;
 mod old_layouts;
+mod outages;
 mod processes;
 mod races;
 mod search_path;

@@ -698,3 +698,138 @@ async fn a_worker_told_to_stop_while_the_database_does_not_answer_writes_what_it
     let left = db.rows("select attempts, locked_by from graphile_worker.jobs").await;
     assert_eq!(left, vec![json!({"attempts": 0, "locked_by": null}); 7], "one is done, the others are handed back");
 }
+
+#[tokio::test]
+async fn a_job_whose_time_is_infinite_harms_nobody() {
+    let db = Db::installed().await;
+    db.add_job("'t', '1', run_at := 'infinity'").await;
+    db.add_job("'t', '2', run_at := '-infinity'").await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    assert_eq!(ran.recv().await, Some(2));
+    db.add_job("'t', '3'").await;
+    assert_eq!(ran.recv().await, Some(3));
+    started.stop().await;
+    assert_eq!(utils(&db).complete_jobs(&[1]).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_wait_without_end_is_a_hundred_years_and_spoils_nothing_for_others() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 4) n").await;
+    run_once(&db, |n, _| async move {
+        match n.as_i64() {
+            Some(1) => Ok(TaskOutcome::Snooze(Duration::MAX)),
+            Some(2) => Ok(TaskOutcome::SnoozeUntil(chrono::DateTime::<chrono::Utc>::MAX_UTC)),
+            Some(3) => Err(TaskError::retry_after(Duration::MAX, "no")),
+            _ => Ok(TaskOutcome::Done),
+        }
+    })
+    .await;
+    let left = db.value("select json_agg(payload order by id) from graphile_worker._private_jobs where run_at > now() + interval '99 years' and locked_by is null").await;
+    assert_eq!(left, json!([1, 2, 3]));
+}
+
+#[tokio::test]
+async fn a_task_at_its_limit_does_not_keep_others_waiting() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('slow') from generate_series(1, 50)").await;
+    db.run("select graphile_worker.add_job('slow', queue_name := 'q' || n) from generate_series(1, 50) n").await;
+    db.add_job("'t', '1'").await;
+    let (options, mut ran) = sending(&db);
+    let options = options
+        .define_task("slow", |_: Value, _| std::future::pending::<()>())
+        .task_options("slow", TaskOptions::default().max_concurrent(1))
+        .shutdown_grace_period(Duration::ZERO);
+    let started = Started::new(options).await;
+    assert_eq!(ran.recv().await, Some(1));
+    assert_eq!(
+        db.value("select count(*) from graphile_worker.jobs where attempts > 0 and task_identifier = 'slow'").await,
+        1,
+        "and none is hoarded"
+    );
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_running_job_that_was_replaced_does_not_come_back_by_a_refund() {
+    let db = Db::installed().await;
+    db.add_job("'t', '1', job_key := 'k', max_attempts := 1").await;
+    let ran = Arc::new(AtomicUsize::new(0));
+    let runs = ran.clone();
+    run_once(&db, move |n, ctx: WorkerContext| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        async move {
+            if n == json!(1) {
+                let spec = JobSpec::builder().job_key("k").build();
+                ctx.add_raw_job("t", 2, spec).await.unwrap();
+                return TaskOutcome::Snooze(Duration::ZERO);
+            }
+            TaskOutcome::Done
+        }
+    })
+    .await;
+    assert_eq!(ran.load(Ordering::SeqCst), 2, "each once");
+    assert_eq!(job(&db).await["is_available"], false);
+}
+
+#[tokio::test]
+async fn jobs_of_a_queue_that_were_given_back_keep_their_order() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 12) n").await;
+    let (sender, order) = mpsc::unbounded_channel();
+    let worker = options(&db)
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            // Longer than a claimed job may wait in hand.
+            async move { tokio::time::sleep(Duration::from_millis(if n == 1 { 1700 } else { 0 })).await }
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    assert_eq!(all_sent(order).await, (1..=12).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_job_that_becomes_due_while_another_runs_is_started_in_time() {
+    let db = Db::installed().await;
+    db.add_job("'for_ever'").await;
+    db.add_job("'t', '1', run_at := now() + interval '500 milliseconds'").await;
+    let (options, mut ran) = sending(&db);
+    let options = options
+        .define_task("for_ever", |_: Value, _| std::future::pending::<()>())
+        .use_notifications(false)
+        .shutdown_grace_period(Duration::ZERO);
+    let started = Started::new(options).await;
+    assert_eq!(ran.recv().await, Some(1));
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_backoff_that_panics_leaves_the_standard_one() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    options(&db)
+        .define_task("t", |_: Value, _| async { Err::<(), _>("oops") })
+        .task_options("t", TaskOptions::default().backoff(|_| panic!("no idea")))
+        .init()
+        .await
+        .unwrap()
+        .run_once()
+        .await
+        .unwrap();
+    let job = job(&db).await;
+    assert_eq!((&job["last_error"], &job["waits"], &job["locked_by"]), (&json!("oops"), &json!(3), &Value::Null));
+}
+
+#[tokio::test]
+async fn a_function_for_flags_that_hangs_or_panics_does_not_hold_the_worker() {
+    let db = Db::installed().await;
+    let (options, _ran) = sending(&db);
+    Started::new(options.forbidden_flags_async(std::future::pending)).await.stop().await;
+    let (options, _ran) = sending(&db);
+    let started = Started::new(options.forbidden_flags_fn(|| panic!("no idea"))).await;
+    assert!(matches!(started.running.await.unwrap().unwrap_err(), Error::ForbiddenFlagsPanicked));
+}

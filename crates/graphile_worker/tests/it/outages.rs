@@ -1,0 +1,178 @@
+//! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
+
+use crate::support::Db;
+use graphile_worker::{Error, WorkerContext, WorkerOptions};
+use serde_json::{Value, json};
+use sqlx::PgPool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+
+#[derive(Clone, Default)]
+struct Network {
+    /// The next question reaches the server; its answer does not come back, and the connection is closed.
+    lose_next_answer: Arc<AtomicBool>,
+    down: Arc<AtomicBool>,
+}
+
+impl Network {
+    /// A pool whose connections go through this network.
+    async fn pool(&self, db: &Db) -> PgPool {
+        let (credentials, place) = db.url().split_once('@').unwrap();
+        let (server, database) = place.split_once('/').unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("{credentials}@{}/{database}", listener.local_addr().unwrap());
+        let (network, server) = (self.clone(), server.to_owned());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if !network.down.load(Ordering::SeqCst) {
+                    let server = TcpStream::connect(&server).await.unwrap();
+                    tokio::spawn(network.clone().pass_on(client, server));
+                }
+            }
+        });
+        PgPool::connect(&url).await.unwrap()
+    }
+
+    async fn pass_on(self, mut client: TcpStream, mut server: TcpStream) {
+        let (mut question, mut answer) = (vec![0; 65536], vec![0; 65536]);
+        loop {
+            tokio::select! {
+                bytes = client.read(&mut question) => {
+                    let bytes = bytes.unwrap_or(0);
+                    let lose = self.lose_next_answer.swap(false, Ordering::SeqCst);
+                    if bytes == 0 || self.down.load(Ordering::SeqCst) || server.write_all(&question[..bytes]).await.is_err() {
+                        return;
+                    }
+                    if lose {
+                        // The server answers, so it has done what it was asked.
+                        let _ = server.read(&mut answer).await;
+                        return;
+                    }
+                }
+                bytes = server.read(&mut answer) => {
+                    let bytes = bytes.unwrap_or(0);
+                    if bytes == 0 || self.down.load(Ordering::SeqCst) || client.write_all(&answer[..bytes]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn options(pool: PgPool) -> WorkerOptions {
+    WorkerOptions::default().pg_pool(pool).listen_os_shutdown_signals(false).use_notifications(false).concurrency(1)
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_leaves_the_queue_to_the_worker_that_has_its_job() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 3) n").await;
+    let network = Network::default();
+    let (begun, mut begins) = mpsc::unbounded_channel();
+    let finish = Arc::new(Notify::new());
+    let (losing, finished) = (network.clone(), finish.clone());
+    let worker = Arc::new(
+        options(network.pool(&db).await)
+            .define_task("t", move |n: i64, _| {
+                let (begun, losing, finished) = (begun.clone(), losing.clone(), finished.clone());
+                async move {
+                    begun.send(n).unwrap();
+                    if n == 1 {
+                        // What this job's end brings, the next job of the queue, is not heard of.
+                        losing.lose_next_answer.store(true, Ordering::SeqCst);
+                    } else {
+                        finished.notified().await;
+                    }
+                }
+            })
+            .init()
+            .await
+            .unwrap(),
+    );
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    assert_eq!(begins.recv().await, Some(1));
+    assert_eq!(begins.recv().await, Some(2), "it is found again");
+    let locked_by = db.value("select locked_by from graphile_worker._private_job_queues").await;
+    assert_eq!(locked_by, worker.worker_id(), "while the second job runs, its queue is taken");
+    finish.notify_one();
+    assert_eq!(begins.recv().await, Some(3));
+    finish.notify_one();
+    worker.request_shutdown();
+    running.await.unwrap().unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn what_ended_while_the_database_was_away_is_written_when_it_is_back_even_after_the_grace_period() {
+    let db = Db::installed().await;
+    db.add_job("'t', '1', 'q'").await;
+    let network = Network::default();
+    let begun = Arc::new(Notify::new());
+    let (outage, begins) = (network.clone(), begun.clone());
+    let worker = Arc::new(
+        options(network.pool(&db).await)
+            .shutdown_grace_period(Duration::from_millis(100))
+            .define_task("t", move |_: Value, ctx: WorkerContext| {
+                let (outage, begins) = (outage.clone(), begins.clone());
+                async move {
+                    begins.notify_one();
+                    ctx.cancellation_token().cancelled().await;
+                    outage.down.store(true, Ordering::SeqCst);
+                }
+            })
+            .init()
+            .await
+            .unwrap(),
+    );
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    begun.notified().await;
+    worker.request_shutdown();
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    network.down.store(false, Ordering::SeqCst);
+    running.await.unwrap().unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_says_what_it_leaves_behind() {
+    let db = Db::installed().await;
+    db.add_job("'t', '1'").await;
+    let network = Network::default();
+    let begun = Arc::new(Notify::new());
+    let begins = begun.clone();
+    let worker = Arc::new(
+        options(network.pool(&db).await)
+            .shutdown_grace_period(Duration::from_secs(3600))
+            .define_task("t", move |_: Value, _| {
+                begins.notify_one();
+                std::future::pending::<()>()
+            })
+            .init()
+            .await
+            .unwrap(),
+    );
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    begun.notified().await;
+    network.down.store(true, Ordering::SeqCst);
+    worker.request_shutdown();
+    worker.request_shutdown();
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::OutcomesNotWritten { .. }), "{error}");
+    assert_eq!(db.row("select locked_by from graphile_worker.jobs").await, json!({"locked_by": worker.worker_id()}));
+}
