@@ -1,27 +1,5 @@
 //! Hooks: what an application can hear of, and what it can decide. A hook that nobody registered costs a look at an
 //! empty list.
-//!
-//! Every event of Node's `WorkerEvents` has its counterpart:
-//!
-//! | Node | here | when |
-//! | --- | --- | --- |
-//! | `pool:create`, `worker:create` | [`WorkerStart`] | a worker begins to look for jobs |
-//! | `pool:listen:connecting` | [`ListenConnecting`] | it is about to listen |
-//! | `pool:listen:success` | [`ListenSuccess`] | it listens |
-//! | `pool:listen:error` | [`ListenError`] | it listens no more, and will try again |
-//! | `pool:gracefulShutdown`, `gracefulShutdown`, `worker:release` | [`WorkerShutdown`] | it was told to stop |
-//! | `worker:fatalError`, `pool:gracefulShutdown:error` | [`WorkerFatalError`] | it cannot go on |
-//! | `worker:stop`, `pool:release`, `stop` | [`WorkerStop`] | it has stopped, and everything is written |
-//! | `worker:getJob:start` | [`FetchStart`] | it is about to claim jobs |
-//! | `worker:getJob:error` | [`FetchError`] | the database did not answer; it will try again |
-//! | `worker:getJob:empty` | [`FetchEmpty`] | there were none |
-//! | `job:start` | [`JobStart`] | a job is about to run |
-//! | `job:success` | [`JobSuccess`] | its handler is done |
-//! | `job:error` | [`JobError`] | its handler failed |
-//! | `job:failed` | [`JobFailed`] | … for the last time |
-//! | `job:complete` | [`JobComplete`] | what became of it is written |
-//!
-//! Three more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`].
 
 use crate::job::{Job, JobSpec};
 use std::any::{Any, TypeId};
@@ -152,6 +130,28 @@ type Handler<E> =
     dyn Fn(<E as Event>::Context) -> Pin<Box<dyn Future<Output = <E as Event>::Output> + Send>> + Send + Sync;
 
 /// The hooks of a worker, or of utilities.
+///
+/// Every event of Node's `WorkerEvents` has its counterpart:
+///
+/// | Node | here | when |
+/// | --- | --- | --- |
+/// | `pool:create`, `worker:create` | [`WorkerStart`] | a worker begins to look for jobs |
+/// | `pool:listen:connecting` | [`ListenConnecting`] | it is about to listen |
+/// | `pool:listen:success` | [`ListenSuccess`] | it listens |
+/// | `pool:listen:error` | [`ListenError`] | it listens no more, and will try again |
+/// | `pool:gracefulShutdown`, `gracefulShutdown`, `worker:release` | [`WorkerShutdown`] | it was told to stop |
+/// | `worker:fatalError`, `pool:gracefulShutdown:error` | [`WorkerFatalError`] | it cannot go on |
+/// | `worker:stop`, `pool:release`, `stop` | [`WorkerStop`] | it has stopped, and everything is written |
+/// | `worker:getJob:start` | [`FetchStart`] | it is about to claim jobs |
+/// | `worker:getJob:error` | [`FetchError`] | the database did not answer; it will try again |
+/// | `worker:getJob:empty` | [`FetchEmpty`] | there were none |
+/// | `job:start` | [`JobStart`] | a job is about to run |
+/// | `job:success` | [`JobSuccess`] | its handler is done |
+/// | `job:error` | [`JobError`] | its handler failed |
+/// | `job:failed` | [`JobFailed`] | … for the last time |
+/// | `job:complete` | [`JobComplete`] | what became of it is written |
+///
+/// Three more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`].
 ///
 /// ```
 /// use graphile_worker::{HookRegistry, JobFailed};

@@ -16,6 +16,8 @@ struct Network {
     /// The next question reaches the server; its answer does not come back, and the connection is closed.
     lose_next_answer: Arc<AtomicBool>,
     down: Arc<AtomicBool>,
+    /// Connections that listen stay open, and nothing comes through them any more.
+    deaf: Arc<AtomicBool>,
 }
 
 impl Network {
@@ -39,10 +41,15 @@ impl Network {
 
     async fn pass_on(self, mut client: TcpStream, mut server: TcpStream) {
         let (mut question, mut answer) = (vec![0; 65536], vec![0; 65536]);
+        let mut listens = false;
         loop {
             tokio::select! {
                 bytes = client.read(&mut question) => {
                     let bytes = bytes.unwrap_or(0);
+                    listens |= question[..bytes].windows(6).any(|word| word == b"LISTEN");
+                    if listens && self.deaf.load(Ordering::SeqCst) {
+                        std::future::pending::<()>().await;
+                    }
                     let lose = self.lose_next_answer.swap(false, Ordering::SeqCst);
                     if bytes == 0 || self.down.load(Ordering::SeqCst) || server.write_all(&question[..bytes]).await.is_err() {
                         return;
@@ -55,6 +62,9 @@ impl Network {
                 }
                 bytes = server.read(&mut answer) => {
                     let bytes = bytes.unwrap_or(0);
+                    if listens && self.deaf.load(Ordering::SeqCst) {
+                        std::future::pending::<()>().await;
+                    }
                     if bytes == 0 || self.down.load(Ordering::SeqCst) || client.write_all(&answer[..bytes]).await.is_err() {
                         return;
                     }
@@ -175,4 +185,41 @@ async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_sa
     let error = running.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::OutcomesNotWritten { .. }), "{error}");
     assert_eq!(db.row("select locked_by from graphile_worker.jobs").await, json!({"locked_by": worker.worker_id()}));
+}
+
+/// Takes as long as the worker needs to become suspicious of silence: about 25 seconds.
+#[tokio::test]
+async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced() {
+    let db = Db::installed().await;
+    let network = Network::default();
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let options = options(network.pool(&db).await)
+        .use_notifications(true)
+        .poll_interval(Duration::from_secs(3600))
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        });
+    let worker = Arc::new(options.init().await.unwrap());
+    let running = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    db.add_job("'t', '1'").await;
+    assert_eq!(ran.recv().await, Some(1));
+    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
+    while db.value(listens).await == 0 {
+        tokio::task::yield_now().await;
+    }
+    network.deaf.store(true, Ordering::SeqCst);
+    // Until the worker has nothing more to do of its own accord.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    db.add_job("'t', '2'").await;
+    // The notification is on its way to a connection that will not pass it on; a new one would.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(ran.try_recv().is_err(), "nothing else has woken it");
+    network.deaf.store(false, Ordering::SeqCst);
+    assert_eq!(ran.recv().await, Some(2));
+    worker.request_shutdown();
+    running.await.unwrap().unwrap();
 }
