@@ -1,6 +1,6 @@
 //! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
 
-use crate::support::Db;
+use crate::support::{Db, Started};
 use graphile_worker::{Error, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -86,37 +86,27 @@ async fn an_answer_that_was_lost_leaves_the_queue_to_the_worker_that_has_its_job
     let (begun, mut begins) = mpsc::unbounded_channel();
     let finish = Arc::new(Notify::new());
     let (losing, finished) = (network.clone(), finish.clone());
-    let worker = Arc::new(
-        options(network.pool(&db).await)
-            .define_task("t", move |n: i64, _| {
-                let (begun, losing, finished) = (begun.clone(), losing.clone(), finished.clone());
-                async move {
-                    begun.send(n).unwrap();
-                    if n == 1 {
-                        // What this job's end brings, the next job of the queue, is not heard of.
-                        losing.lose_next_answer.store(true, Ordering::SeqCst);
-                    } else {
-                        finished.notified().await;
-                    }
-                }
-            })
-            .init()
-            .await
-            .unwrap(),
-    );
-    let running = tokio::spawn({
-        let worker = worker.clone();
-        async move { worker.run().await }
+    let options = options(network.pool(&db).await).define_task("t", move |n: i64, _| {
+        let (begun, losing, finished) = (begun.clone(), losing.clone(), finished.clone());
+        async move {
+            begun.send(n).unwrap();
+            if n == 1 {
+                // What this job's end brings, the next job of the queue, is not heard of.
+                losing.lose_next_answer.store(true, Ordering::SeqCst);
+            } else {
+                finished.notified().await;
+            }
+        }
     });
+    let started = Started::new(options).await;
     assert_eq!(begins.recv().await, Some(1));
     assert_eq!(begins.recv().await, Some(2), "it is found again");
     let locked_by = db.value("select locked_by from graphile_worker._private_job_queues").await;
-    assert_eq!(locked_by, worker.worker_id(), "while the second job runs, its queue is taken");
+    assert_eq!(locked_by, started.worker.worker_id(), "while the second job runs, its queue is taken");
     finish.notify_one();
     assert_eq!(begins.recv().await, Some(3));
     finish.notify_one();
-    worker.request_shutdown();
-    running.await.unwrap().unwrap();
+    started.stop().await;
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
     assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
 }
@@ -128,30 +118,23 @@ async fn what_ended_while_the_database_was_away_is_written_when_it_is_back_even_
     let network = Network::default();
     let begun = Arc::new(Notify::new());
     let (outage, begins) = (network.clone(), begun.clone());
-    let worker = Arc::new(
-        options(network.pool(&db).await)
-            .shutdown_grace_period(Duration::from_millis(100))
-            .define_task("t", move |_: Value, ctx: WorkerContext| {
-                let (outage, begins) = (outage.clone(), begins.clone());
-                async move {
-                    begins.notify_one();
-                    ctx.cancellation_token().cancelled().await;
-                    outage.down.store(true, Ordering::SeqCst);
-                }
-            })
-            .init()
-            .await
-            .unwrap(),
+    let options = options(network.pool(&db).await).shutdown_grace_period(Duration::from_millis(100)).define_task(
+        "t",
+        move |_: Value, ctx: WorkerContext| {
+            let (outage, begins) = (outage.clone(), begins.clone());
+            async move {
+                begins.notify_one();
+                ctx.cancellation_token().cancelled().await;
+                outage.down.store(true, Ordering::SeqCst);
+            }
+        },
     );
-    let running = tokio::spawn({
-        let worker = worker.clone();
-        async move { worker.run().await }
-    });
+    let started = Started::new(options).await;
     begun.notified().await;
-    worker.request_shutdown();
+    started.worker.request_shutdown();
     tokio::time::sleep(Duration::from_millis(400)).await;
     network.down.store(false, Ordering::SeqCst);
-    running.await.unwrap().unwrap();
+    started.running.await.unwrap().unwrap();
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
     assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
 }
@@ -163,28 +146,24 @@ async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_sa
     let network = Network::default();
     let begun = Arc::new(Notify::new());
     let begins = begun.clone();
-    let worker = Arc::new(
-        options(network.pool(&db).await)
-            .shutdown_grace_period(Duration::from_secs(3600))
-            .define_task("t", move |_: Value, _| {
-                begins.notify_one();
-                std::future::pending::<()>()
-            })
-            .init()
-            .await
-            .unwrap(),
+    let options = options(network.pool(&db).await).shutdown_grace_period(Duration::from_secs(3600)).define_task(
+        "t",
+        move |_: Value, _| {
+            begins.notify_one();
+            std::future::pending::<()>()
+        },
     );
-    let running = tokio::spawn({
-        let worker = worker.clone();
-        async move { worker.run().await }
-    });
+    let started = Started::new(options).await;
     begun.notified().await;
     network.down.store(true, Ordering::SeqCst);
-    worker.request_shutdown();
-    worker.request_shutdown();
-    let error = running.await.unwrap().unwrap_err();
+    started.worker.request_shutdown();
+    started.worker.request_shutdown();
+    let error = started.running.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::OutcomesNotWritten { .. }), "{error}");
-    assert_eq!(db.row("select locked_by from graphile_worker.jobs").await, json!({"locked_by": worker.worker_id()}));
+    assert_eq!(
+        db.row("select locked_by from graphile_worker.jobs").await,
+        json!({"locked_by": started.worker.worker_id()})
+    );
 }
 
 /// Takes as long as the worker needs to become suspicious of silence: about 25 seconds.
@@ -200,11 +179,7 @@ async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced()
             sender.send(n).unwrap();
             async {}
         });
-    let worker = Arc::new(options.init().await.unwrap());
-    let running = tokio::spawn({
-        let worker = worker.clone();
-        async move { worker.run().await }
-    });
+    let started = Started::new(options).await;
     db.add_job("'t', '1'").await;
     assert_eq!(ran.recv().await, Some(1));
     let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
@@ -220,6 +195,5 @@ async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced()
     assert!(ran.try_recv().is_err(), "nothing else has woken it");
     network.deaf.store(false, Ordering::SeqCst);
     assert_eq!(ran.recv().await, Some(2));
-    worker.request_shutdown();
-    running.await.unwrap().unwrap();
+    started.stop().await;
 }

@@ -190,6 +190,8 @@ async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
         }
     };
     assert_eq!(left, 0);
+    pool.close().await;
+    cluster.stop().unwrap();
 }
 
 /// A worker process with one job that never ends, stopped by signals.

@@ -1,11 +1,12 @@
 //! What every test needs: a database, and short ways to ask it things.
 
+use graphile_worker::{Error, Worker, WorkerOptions};
 use graphile_worker_devdb::{Cluster, TestDatabase};
 use serde_json::Value;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use std::hash::{Hash, Hasher};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// Open for as long as this test process lives.
 static CLUSTER: LazyLock<Cluster> =
@@ -174,5 +175,24 @@ impl Listener {
             }
             payloads.push(serde_json::from_str(notification.payload()).unwrap());
         }
+    }
+}
+
+/// A worker that runs in the background until it is told to stop.
+pub(crate) struct Started {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) running: tokio::task::JoinHandle<Result<(), Error>>,
+}
+
+impl Started {
+    pub(crate) async fn new(options: WorkerOptions) -> Started {
+        let worker = Arc::new(options.init().await.unwrap());
+        let runs = worker.clone();
+        Started { worker, running: tokio::spawn(async move { runs.run().await }) }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.worker.request_shutdown();
+        self.running.await.unwrap().unwrap();
     }
 }

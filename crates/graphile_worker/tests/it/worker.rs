@@ -1,9 +1,9 @@
 //! The worker on a real database: what handlers can say, what becomes of their jobs, when it stops.
 
-use crate::support::Db;
+use crate::support::{Db, Started};
 use graphile_worker::{
     BatchTaskHandler, Error, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobSpec, JobSpecBuilder, TaskError,
-    TaskHandler, TaskOptions, TaskOutcome, Worker, WorkerContext, WorkerOptions, WorkerUtils,
+    TaskHandler, TaskOptions, TaskOutcome, WorkerContext, WorkerOptions, WorkerUtils,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -373,25 +373,6 @@ async fn only_the_failed_items_of_a_batch_are_tried_again() {
     let job = job(&db).await;
     assert_eq!((&job["payload"], &job["attempts"]), (&json!([1, 3]), &json!(1)));
     assert_eq!(job["last_error"], "2 of 4 items failed, the first with: 1 is odd");
-}
-
-/// A worker that runs in the background until it is told to stop.
-struct Started {
-    worker: Arc<Worker>,
-    running: tokio::task::JoinHandle<Result<(), Error>>,
-}
-
-impl Started {
-    async fn new(options: WorkerOptions) -> Started {
-        let worker = Arc::new(options.init().await.unwrap());
-        let runs = worker.clone();
-        Started { worker, running: tokio::spawn(async move { runs.run().await }) }
-    }
-
-    async fn stop(self) {
-        self.worker.request_shutdown();
-        self.running.await.unwrap().unwrap();
-    }
 }
 
 /// A task `t` that sends its payload.
