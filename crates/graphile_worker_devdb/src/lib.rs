@@ -36,10 +36,10 @@
 //! It runs the PostgreSQL programs that are installed ([`Programs::find`]) and downloads nothing. It
 //! needs a Unix.
 //!
-//! Why not an existing crate: `postgresql_embedded` and `pg-embed` fetch binaries, and with an
-//! installation of one's own neither starts as root; `pgtemp` starts one server per test database. None
-//! shares a running cluster between processes, makes databases from a template, or stops the server
-//! when its last owner was killed.
+//! Why not an existing crate (read in their sources): `pg-embed` 1.0 always downloads its binaries;
+//! `postgresql_embedded` 0.22 can trust an installation, but does not step down from root; `pgtemp` 0.7 finds an
+//! installation and steps down, but starts a server for each database. None of them shares a running cluster between
+//! test processes behind a lock, makes databases from a template, or stops the server when its last owner was killed.
 
 mod cluster;
 mod database;
