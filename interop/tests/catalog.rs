@@ -64,6 +64,8 @@ const OURS: [&str; 18] = [
     "function _rs_task_id",
     "index graphile_worker._rs_additions_pkey",
     "index graphile_worker._rs_jobs_by_queue",
+    "index graphile_worker._rs_jobs_queued",
+    "index graphile_worker._rs_jobs_unqueued",
     "table _rs_additions",
 ];
 

@@ -3,7 +3,8 @@
 
 use crate::db::Statements;
 use crate::error::Doing;
-use crate::hooks::{HookRegistry, JobEventContext, WorkerEventContext};
+use crate::exchange::Report;
+use crate::hooks::{HookRegistry, JobComplete, JobEventContext, WorkerEventContext};
 use crate::job::Job;
 use crate::worker_utils::WorkerUtils;
 use crate::{Error, JobSpec, TaskHandler};
@@ -46,6 +47,18 @@ impl Surroundings {
 
     pub(crate) fn job_event(&self, job: &Arc<Job>, error: Option<String>) -> JobEventContext {
         JobEventContext { worker_id: self.worker_id.clone(), job: job.clone(), error }
+    }
+
+    /// Tells of jobs whose outcome is written.
+    pub(crate) async fn tell_written(&self, report: Report) {
+        if !self.hooks.has::<JobComplete>() {
+            return;
+        }
+        for ended in report.ended {
+            if let Some(result) = ended.result {
+                self.hooks.emit(JobComplete, || self.job_event(&ended.job, result.err())).await;
+            }
+        }
     }
 }
 

@@ -82,7 +82,7 @@ pub(crate) struct Statements {
     pub(crate) exchange: Statement,
     pub(crate) held: Statement,
     pub(crate) next_run_at: Statement,
-    pub(crate) terminate_earlier_connection: Statement,
+    pub(crate) terminate_earlier_connections: Statement,
     pub(crate) ensure_tasks: Statement,
     pub(crate) task_ids: Statement,
     pub(crate) complete_in_transaction: Statement,
@@ -121,7 +121,7 @@ impl Statements {
         Statements {
             exchange: statement(include_str!("../sql/queries/exchange.sql")),
             held: statement(include_str!("../sql/queries/held.sql")),
-            terminate_earlier_connection: statement(include_str!("../sql/queries/terminate_earlier_connection.sql")),
+            terminate_earlier_connections: statement(include_str!("../sql/queries/terminate_earlier_connections.sql")),
             next_run_at: statement(include_str!("../sql/queries/next_run_at.sql")),
             ensure_tasks: statement(include_str!("../sql/queries/ensure_tasks.sql")),
             task_ids: statement(include_str!("../sql/queries/task_ids.sql")),
@@ -193,7 +193,7 @@ pub(crate) mod schema {
     pub(crate) const LEDGER_FLAGS: &str = include_str!("../sql/schema/021-ledger-flags.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
-    pub(crate) const JOBS_BY_QUEUE: &str = include_str!("../sql/schema/120-jobs-by-queue.sql");
+    pub(crate) const INDEXES: &str = include_str!("../sql/schema/120-indexes.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

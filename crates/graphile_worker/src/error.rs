@@ -122,6 +122,13 @@ pub enum Error {
         worker_id: String,
     },
 
+    /// The server has taken a statement and said nothing since.
+    #[error("no answer from the database in {after:?}")]
+    NoAnswer {
+        /// How long we waited.
+        after: std::time::Duration,
+    },
+
     /// The job has been given to another worker, changed or removed since this one claimed it.
     #[error("job {job_id} is no longer this worker's")]
     NotOurs {
@@ -175,9 +182,15 @@ impl Error {
                 }),
                 _ => false,
             },
-            Error::JobsRunning { .. } => true,
+            Error::JobsRunning { .. } | Error::NoAnswer { .. } => true,
             _ => false,
         }
+    }
+
+    /// Whether the server undid the statement because of another transaction: the connection is as good as before.
+    pub(crate) fn is_contention(&self) -> bool {
+        let Error::Database { source: sqlx::Error::Database(error), .. } = self else { return false };
+        error.code().is_some_and(|code| ["40001", "40P01"].contains(&&*code))
     }
 }
 

@@ -2,6 +2,11 @@
 //!
 //! While one exchange is under way outcomes gather for the next, as in a group commit: under load it carries
 //! hundreds of jobs, when idle it carries one, at once. Nothing here is a setting.
+//!
+//! Where even that is not enough, a second lane exchanges beside the first (`second_lane`). Claims of two connections
+//! that go on at the same time get in each other's way in one case: when one of them deletes a job that was still free
+//! when the other one began to look. So a job is reported only when every exchange that was under way when it came is
+//! over (`hand`).
 
 use crate::Error;
 use crate::context::Surroundings;
@@ -15,11 +20,13 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use tracing::{debug, info, warn};
 
 /// Beyond this many jobs a claim costs as much as it saves (bench/RESULTS.md).
-const LARGEST_CLAIM: usize = 500;
+const LARGEST_CLAIM: usize = 1000;
 
 /// A connection that does not answer for this long is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,62 +41,66 @@ const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// An exchange of so many jobs is worth the second lane's while.
+pub(crate) const WORTH_A_LANE: usize = LARGEST_CLAIM / 4;
+
+/// A connection over which jobs are exchanged. The first carries everything; under load the second helps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    First,
+    Second,
+}
+
 /// What is to be written about jobs that are no longer in hand.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    done: Vec<(i64, Option<DateTime<Utc>>)>,
-    given_back: Vec<GivenBack>,
+    pub(crate) ended: Vec<Ended>,
     /// Queues of which no job is in hand any more.
     pub(crate) free_queues: Vec<i32>,
-    /// Jobs that their handlers have completed themselves.
-    gone: Vec<i64>,
-    /// The jobs that ran, with their errors, where somebody wants to be told when that is written.
-    pub(crate) jobs: Vec<(Arc<Job>, Option<String>)>,
 }
 
-impl Report {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.done.is_empty()
-            && self.given_back.is_empty()
-            && self.free_queues.is_empty()
-            && self.gone.is_empty()
-            && self.jobs.is_empty()
-    }
+/// A job that is out of our hands.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) job: Arc<Job>,
+    /// Which reply had brought it.
+    pub(crate) reply: u64,
+    pub(crate) settlement: Settlement,
+    /// What came of it, where it ran to its end.
+    pub(crate) result: Option<Result<(), String>>,
+}
 
-    pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
-        let done = self.done.iter().map(|(id, _)| *id).chain(self.gone.iter().copied());
-        done.chain(self.given_back.iter().map(|back| back.id))
-    }
-
-    /// Puts what was not written before what has come since.
-    pub(crate) fn put_back(&mut self, mut earlier: Report) {
-        earlier.done.append(&mut self.done);
-        earlier.given_back.append(&mut self.given_back);
-        earlier.free_queues.append(&mut self.free_queues);
-        earlier.gone.append(&mut self.gone);
-        earlier.jobs.append(&mut self.jobs);
-        *self = earlier;
-    }
-
-    pub(crate) fn add(&mut self, job: &Job, settlement: Settlement) {
-        match settlement {
-            Settlement::Complete => self.done.push((job.id, job.locked_at)),
-            Settlement::GiveBack(how) => {
-                self.given_back.push(GivenBack { id: job.id, locked_at: job.locked_at, key: job.key.clone(), how });
-            }
-            Settlement::Nothing => self.gone.push(job.id),
+impl Ended {
+    fn given_back(&self) -> Option<(&Job, &GiveBack)> {
+        match &self.settlement {
+            Settlement::GiveBack(how) => Some((&self.job, how)),
+            _ => None,
         }
     }
 }
 
-/// A job that goes back into the table.
-#[derive(Debug)]
-struct GivenBack {
-    id: i64,
-    locked_at: Option<DateTime<Utc>>,
-    /// The key it had when it was claimed.
-    key: Option<String>,
-    how: GiveBack,
+impl Report {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ended.is_empty() && self.free_queues.is_empty()
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
+        self.ended.iter().map(|ended| ended.job.id)
+    }
+
+    /// Takes those of the jobs that are `wanted` out of it.
+    pub(crate) fn take(&mut self, wanted: impl Fn(&Ended) -> bool) -> Report {
+        let (taken, kept) = std::mem::take(&mut self.ended).into_iter().partition(wanted);
+        self.ended = kept;
+        Report { ended: taken, free_queues: Vec::new() }
+    }
+
+    /// Puts what was not written before what has come since.
+    pub(crate) fn put_back(&mut self, mut earlier: Report) {
+        earlier.ended.append(&mut self.ended);
+        earlier.free_queues.append(&mut self.free_queues);
+        *self = earlier;
+    }
 }
 
 /// How fast jobs and round trips are, and so how many jobs to have in hand: for fast jobs enough that no slot waits
@@ -116,7 +127,7 @@ impl Pace {
             (Some(job), Some(round_trip)) => 2.0 * concurrency as f64 * round_trip / job.max(1e-6),
             _ => 0.0,
         };
-        let target = concurrency + (ahead as usize).min(2 * LARGEST_CLAIM);
+        let target = concurrency + (ahead as usize).min(3 * LARGEST_CLAIM);
         target.saturating_sub(in_hand).min(LARGEST_CLAIM.max(concurrency))
     }
 }
@@ -141,14 +152,34 @@ pub(crate) struct Reply {
     pub(crate) took: Duration,
     /// Jobs that this worker holds, where an earlier answer was lost: some may be known.
     pub(crate) found_again: Vec<Job>,
+    /// To be kept until the jobs are in hand.
+    pub(crate) under_way: OwnedRwLockReadGuard<()>,
 }
 
-/// The worker's own connection. Lost, it is made again, for ever; nobody else uses it.
+/// What the lanes of a worker know of each other.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    /// Read while an exchange is under way, until what it brought is in hand; written while the first lane finds out
+    /// what the worker holds, which is not known while anything is under way.
+    under_way: Arc<RwLock<()>>,
+    /// Whether the second lane has lost an answer, so that the first must find out.
+    pub(crate) second_lost_an_answer: AtomicBool,
+}
+
+impl Lanes {
+    /// Waits until nobody finds out what the worker holds. To be kept until the reply is in hand.
+    pub(crate) async fn begin(&self) -> OwnedRwLockReadGuard<()> {
+        self.under_way.clone().read_owned().await
+    }
+}
+
+/// A connection of the worker's own. Lost, it is made again, for ever; nobody else uses it.
 pub(crate) struct Exchange {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
     statements: Arc<Statements>,
     surroundings: Arc<Surroundings>,
+    lanes: Arc<Lanes>,
     tasks: HashMap<i32, Arc<str>>,
     task_ids: Vec<i32>,
     persistent: bool,
@@ -158,6 +189,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
+    /// The first lane.
     pub(crate) async fn open(
         options: PgConnectOptions,
         statements: Arc<Statements>,
@@ -166,12 +198,13 @@ impl Exchange {
         persistent: bool,
     ) -> Result<Exchange, Error> {
         // Ours alone, so that a new connection can find the one before it.
-        let name = format!("graphile_worker {}", surroundings.worker_id);
+        let name = connection_name(&surroundings.worker_id, Lane::First);
         let mut exchange = Exchange {
             options: options.application_name(&name),
             connection: None,
             statements,
             surroundings,
+            lanes: Arc::default(),
             tasks: HashMap::new(),
             task_ids: Vec::new(),
             persistent,
@@ -182,6 +215,27 @@ impl Exchange {
         exchange.learn_task_ids(&mut connection, identifiers).await?;
         exchange.connection = Some(connection);
         Ok(exchange)
+    }
+
+    /// The second lane, which connects when it is first used.
+    pub(crate) fn second_lane(&self) -> Exchange {
+        let name = connection_name(&self.surroundings.worker_id, Lane::Second);
+        Exchange {
+            options: self.options.clone().application_name(&name),
+            connection: None,
+            statements: self.statements.clone(),
+            surroundings: self.surroundings.clone(),
+            lanes: self.lanes.clone(),
+            tasks: self.tasks.clone(),
+            task_ids: self.task_ids.clone(),
+            persistent: self.persistent,
+            uncertain: false,
+            tasks_learned: self.tasks_learned,
+        }
+    }
+
+    pub(crate) fn lanes(&self) -> Arc<Lanes> {
+        self.lanes.clone()
     }
 
     async fn connect(&self) -> Result<PgConnection, Error> {
@@ -228,9 +282,13 @@ impl Exchange {
                     }
                     return Ok(reply);
                 }
+                Ok(Err(error)) if error.is_contention() => {
+                    debug!(label = "worker", error = error.to_string_with_sources(), "got in each other's way");
+                    continue;
+                }
                 Ok(Err(error)) if !error.is_retryable() => return Err(error),
                 Ok(Err(error)) => error.to_string_with_sources(),
-                Err(_) => format!("no answer in {ANSWER_TIMEOUT:?}"),
+                Err(_) => Error::NoAnswer { after: ANSWER_TIMEOUT }.to_string(),
             };
             self.surroundings.hooks.emit(FetchError, || self.surroundings.event(Some(error.clone()))).await;
             if !away {
@@ -252,24 +310,62 @@ impl Exchange {
             Some(connection) => connection,
             None => self.connect().await?,
         };
+        let lanes = self.lanes.clone();
+        let second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         // Until the answer is here: also where we are dropped while we wait for it.
-        let uncertain = std::mem::replace(&mut self.uncertain, true);
+        let first_is_lost = std::mem::replace(&mut self.uncertain, true);
         let mut found_again = Vec::new();
-        if uncertain {
-            self.end_earlier_connection(&mut connection).await?;
+        let under_way = if first_is_lost || second_is_lost {
+            let alone = lanes.under_way.clone().write_owned().await;
+            self.end_earlier_connections(&mut connection, first_is_lost, second_is_lost).await?;
             found_again = self.held(&mut connection).await?;
-        }
+            lanes.second_lost_an_answer.store(false, Ordering::Release);
+            alone.downgrade()
+        } else {
+            lanes.begin().await
+        };
         let settled: HashSet<i64> = report.ids().collect();
         found_again.retain(|job| !settled.contains(&job.id));
         // A queue whose next job was claimed without our knowledge is not free.
         let taken: HashSet<Option<i32>> = found_again.iter().map(|job| job.job_queue_id).collect();
         let free = report.free_queues.iter().copied().filter(|queue| !taken.contains(&Some(*queue)));
-        let free_queues: Vec<i32> = free.collect();
+        let (jobs, took) = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), wants).await?;
+        Ok(Reply { jobs, took, found_again, under_way })
+    }
+
+    /// The second lane's way: what becomes of an exchange whose answer is lost is for the first lane to find out.
+    pub(crate) async fn exchange_once(
+        &mut self,
+        report: &Report,
+        wants: &Wants,
+    ) -> Result<(Vec<Job>, Duration), Error> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        self.uncertain = true;
+        let exchanging = self.exchange_over(connection, report, &[], wants);
+        match tokio::time::timeout(ANSWER_TIMEOUT, exchanging).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::NoAnswer { after: ANSWER_TIMEOUT }),
+        }
+    }
+
+    async fn exchange_over(
+        &mut self,
+        mut connection: PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        wants: &Wants,
+    ) -> Result<(Vec<Job>, Duration), Error> {
         let started = Instant::now();
-        let jobs = self.report_and_claim(&mut connection, report, &free_queues, wants).await?;
-        self.uncertain = false;
-        self.connection = Some(connection);
-        Ok(Reply { jobs, took: started.elapsed(), found_again })
+        let result = self.report_and_claim(&mut connection, report, free_queues, wants).await;
+        // The server's word that nothing has happened is an answer, too.
+        if result.as_ref().err().is_none_or(Error::is_contention) {
+            self.uncertain = false;
+            self.connection = Some(connection);
+        }
+        Ok((result?, started.elapsed()))
     }
 
     async fn report_and_claim(
@@ -280,8 +376,9 @@ impl Exchange {
         wants: &Wants,
     ) -> Result<Vec<Job>, Error> {
         let doing = || "exchange jobs with the database".to_owned();
-        let (done, done_at): (Vec<_>, Vec<_>) = report.done.iter().copied().unzip();
-        let back = &report.given_back;
+        let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
+        let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let back: Vec<(&Job, &GiveBack)> = report.ended.iter().filter_map(Ended::given_back).collect();
         let limit = i32::try_from(wants.jobs).unwrap_or(i32::MAX);
         let (task_ids, limits) = self.tasks_and_limits(wants);
         let rows = sqlx::query(self.statements.exchange.sql())
@@ -289,19 +386,19 @@ impl Exchange {
             .bind(&*self.surroundings.worker_id)
             .bind(done)
             .bind(done_at)
-            .bind(back.iter().map(|back| back.id).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| back.locked_at).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| back.how.error.as_deref()).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| seconds(back.how.run_at)).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| time(back.how.run_at)).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| attempts(back.how.attempts)).collect::<Vec<_>>())
-            .bind(back.iter().map(|back| back.how.payload.as_deref()).collect::<Vec<_>>())
+            .bind(back.iter().map(|(job, _)| job.id).collect::<Vec<_>>())
+            .bind(back.iter().map(|(job, _)| job.locked_at).collect::<Vec<_>>())
+            .bind(back.iter().map(|(_, how)| how.error.as_deref()).collect::<Vec<_>>())
+            .bind(back.iter().map(|(_, how)| seconds(how.run_at)).collect::<Vec<_>>())
+            .bind(back.iter().map(|(_, how)| time(how.run_at)).collect::<Vec<_>>())
+            .bind(back.iter().map(|(_, how)| attempts(how.attempts)).collect::<Vec<_>>())
+            .bind(back.iter().map(|(_, how)| how.payload.as_deref()).collect::<Vec<_>>())
             .bind(free_queues)
             .bind(task_ids)
             .bind(limit)
             .bind(&wants.forbidden_flags)
             .bind(wants.now)
-            .bind(back.iter().map(|back| back.key.as_deref()).collect::<Vec<_>>())
+            .bind(back.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
             .bind(limits)
             .fetch_all(connection)
             .await
@@ -321,13 +418,22 @@ impl Exchange {
     }
 
     /// The server may not have noticed that we are gone, and what it was told to do may still be waiting for a lock.
-    async fn end_earlier_connection(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        // Behind a pooler, connections are not ours to end.
-        let Some(name) = self.options.get_application_name().filter(|_| self.persistent) else { return Ok(()) };
+    async fn end_earlier_connections(
+        &self,
+        connection: &mut PgConnection,
+        of_first: bool,
+        of_second: bool,
+    ) -> Result<(), Error> {
+        if !self.persistent {
+            // Behind a pooler, connections are not ours to end.
+            return Ok(());
+        }
+        let lanes = [(Lane::First, of_first), (Lane::Second, of_second)].into_iter().filter(|(_, lost)| *lost);
+        let names: Vec<String> = lanes.map(|(lane, _)| connection_name(&self.surroundings.worker_id, lane)).collect();
         loop {
-            let left: i64 = sqlx::query_scalar(self.statements.terminate_earlier_connection.sql())
+            let left: i64 = sqlx::query_scalar(self.statements.terminate_earlier_connections.sql())
                 .persistent(false)
-                .bind(name)
+                .bind(&names)
                 .fetch_one(&mut *connection)
                 .await
                 .doing(|| "end an earlier connection".to_owned())?;
@@ -361,7 +467,7 @@ impl Exchange {
 
     /// Whether this worker may hold jobs that it has not heard of.
     pub(crate) fn is_uncertain(&self) -> bool {
-        self.uncertain
+        self.uncertain || self.lanes.second_lost_an_answer.load(Ordering::Acquire)
     }
 
     /// Tasks that no job belonged to may have been deleted, and have another id when they come back. A busy worker
@@ -419,6 +525,13 @@ impl Exchange {
     }
 }
 
+fn connection_name(worker_id: &str, lane: Lane) -> String {
+    match lane {
+        Lane::First => format!("graphile_worker {worker_id}"),
+        Lane::Second => format!("graphile_worker {worker_id} 2"),
+    }
+}
+
 fn seconds(run_at: NextRun) -> Option<f64> {
     match run_at {
         NextRun::After(wait) => Some(wait.min(LONGEST_WAIT).as_secs_f64()),
@@ -471,7 +584,7 @@ mod tests {
     fn fast_jobs_are_claimed_ahead_up_to_a_limit() {
         let pace = pace(Duration::from_micros(5), Duration::from_millis(5));
         assert_eq!(pace.wanted(2, 0), LARGEST_CLAIM);
-        assert_eq!(pace.wanted(2, 1002), 0);
+        assert_eq!(pace.wanted(2, 2 + 3 * LARGEST_CLAIM), 0);
     }
 
     #[test]

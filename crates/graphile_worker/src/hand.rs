@@ -4,7 +4,7 @@
 //! Runners take jobs from here and bring outcomes back; the exchange loop takes the outcomes and brings jobs. The
 //! two meet nowhere else.
 
-use crate::exchange::{Pace, Report};
+use crate::exchange::{Ended, Lane, Pace, Report, WORTH_A_LANE};
 use crate::execute::Outcome;
 use crate::job::Job;
 use crate::settle::{self, Settlement};
@@ -25,6 +25,8 @@ pub(crate) struct Hand {
     job_ready: Notify,
     /// Notified when there is something to report, or room for more.
     pub(crate) exchange_due: Notify,
+    /// Notified when there is so much of it that the second lane is to help.
+    pub(crate) second_lane_due: Notify,
 }
 
 struct State {
@@ -39,12 +41,23 @@ struct State {
     running: HashMap<i64, Running>,
     running_of_task: HashMap<Arc<str>, usize>,
     report: Report,
+    /// How many replies have come.
+    replies: u64,
+    /// The exchanges that are under way, one of each lane at most.
+    first: Option<UnderWay>,
+    second: Option<UnderWay>,
+    /// Whether the last claim brought all that was wanted.
+    more: bool,
     /// Queues whose jobs the last report gave back: free only with the next one, because a claim in the same
     /// exchange would not see those jobs and run later ones first.
     free_next: Vec<i32>,
-    /// Whether the report is to name the jobs that ran.
-    name_jobs: bool,
     closed: bool,
+}
+
+/// An exchange that is under way: how many replies had come when it began, and how many jobs it is to bring.
+struct UnderWay {
+    began: u64,
+    wanted: usize,
 }
 
 /// The jobs of a queue that wait behind the one that is ready or running.
@@ -55,6 +68,8 @@ struct Queue {
 
 struct Waiting {
     job: Arc<Job>,
+    /// Which reply brought it.
+    reply: u64,
     since: Instant,
 }
 
@@ -88,11 +103,12 @@ impl Ord for Waiting {
 pub(crate) struct Running {
     pub(crate) job: Arc<Job>,
     pub(crate) cancellation: CancellationToken,
+    reply: u64,
     started: Instant,
 }
 
 impl Hand {
-    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize, name_jobs: bool) -> Hand {
+    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize) -> Hand {
         Hand {
             state: Mutex::new(State {
                 tasks,
@@ -104,12 +120,16 @@ impl Hand {
                 running: HashMap::new(),
                 running_of_task: HashMap::new(),
                 report: Report::default(),
+                replies: 0,
+                first: None,
+                second: None,
+                more: false,
                 free_next: Vec::new(),
-                name_jobs,
                 closed: false,
             }),
             job_ready: Notify::new(),
             exchange_due: Notify::new(),
+            second_lane_due: Notify::new(),
         }
     }
 
@@ -142,34 +162,72 @@ impl Hand {
 
     /// Takes the outcome of a job, and says what it will be settled as.
     pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let (settlement, more) = {
+        let (settlement, more, much) = {
             let mut state = self.state();
-            (state.finish(running, outcome), !state.ready.is_empty())
+            (state.finish(running, outcome), !state.ready.is_empty(), state.is_much_to_report())
         };
         self.exchange_due.notify_one();
+        if much {
+            self.second_lane_due.notify_one();
+        }
         if more {
             self.job_ready.notify_one();
         }
         settlement
     }
 
-    /// Takes jobs that were claimed.
-    pub(crate) fn receive(&self, jobs: Vec<Job>) {
+    /// Begins an exchange, if there is anything to report, or to `look` for: the report, and how many jobs to claim.
+    pub(crate) fn begin(&self, lane: Lane, look: bool) -> Option<(Report, usize)> {
+        let mut state = self.state();
+        let (report, wanted) = match lane {
+            Lane::First => {
+                state.give_back_what_waited_too_long();
+                let (report, wanted) = (state.report_of_first_lane(), state.wanted());
+                if report.is_empty() && !(look && wanted > 0) {
+                    return None;
+                }
+                (report, wanted)
+            }
+            Lane::Second => {
+                let wanted = if look && state.more { state.wanted() } else { 0 };
+                let report = state.report_of_second_lane();
+                if report.ended.len() < WORTH_A_LANE && wanted < WORTH_A_LANE {
+                    state.report.put_back(report);
+                    return None;
+                }
+                (report, wanted)
+            }
+        };
+        *state.under_way(lane) = Some(UnderWay { began: state.replies, wanted });
+        if lane == Lane::First && state.is_much_to_do() {
+            self.second_lane_due.notify_one();
+        }
+        Some((report, wanted))
+    }
+
+    /// Ends an exchange whose report is written: takes the jobs it has brought.
+    pub(crate) fn receive(&self, lane: Lane, jobs: Vec<Job>) {
         let count = jobs.len();
-        self.state().receive(jobs);
+        {
+            let mut state = self.state();
+            if let Some(ended) = state.under_way(lane).take() {
+                state.more = ended.wanted > 0 && count >= ended.wanted;
+            }
+            state.receive(jobs);
+        }
+        self.exchange_due.notify_one();
         for _ in 0..count {
             self.job_ready.notify_one();
         }
     }
 
-    /// What is to be reported, and how many jobs there is room for.
-    pub(crate) fn report(&self) -> (Report, usize) {
+    /// Ends an exchange whose report could not be written.
+    pub(crate) fn not_written(&self, lane: Lane, report: Report) {
         let mut state = self.state();
-        state.give_back_what_waited_too_long();
-        let wanted = if state.closed { 0 } else { state.pace.wanted(state.concurrency, state.in_hand()) };
-        let report = std::mem::take(&mut state.report);
-        state.report.free_queues = std::mem::take(&mut state.free_next);
-        (report, wanted)
+        *state.under_way(lane) = None;
+        state.report.put_back(report);
+        drop(state);
+        self.exchange_due.notify_one();
     }
 
     /// How many more jobs each limited task may have in hand.
@@ -188,19 +246,15 @@ impl Hand {
         state.running.len() < state.concurrency
     }
 
-    /// Takes a report back that could not be written.
-    pub(crate) fn not_written(&self, report: Report) {
-        self.state().report.put_back(report);
-    }
-
     pub(crate) fn measured_round_trip(&self, took: Duration) {
         self.state().pace.round_trip(took);
     }
 
-    /// Whether nothing waits, runs, or is to be reported.
+    /// Whether nothing waits, runs, is to be reported, or is under way.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state();
-        state.in_hand() == 0 && state.report.is_empty() && state.free_next.is_empty()
+        let under_way = state.first.is_some() || state.second.is_some();
+        state.in_hand() == 0 && state.report.is_empty() && state.free_next.is_empty() && !under_way
     }
 
     pub(crate) fn has_waiting_jobs(&self) -> bool {
@@ -219,7 +273,8 @@ impl Hand {
             let known: HashSet<i64> = waiting.chain(state.running.keys().copied()).chain(state.report.ids()).collect();
             jobs.retain(|job| !known.contains(&job.id));
         }
-        self.receive(jobs);
+        self.state().receive(jobs);
+        self.job_ready.notify_waiters();
     }
 
     /// Starts nothing any more, gives back what has not begun, and asks what runs to stop.
@@ -240,7 +295,7 @@ impl Hand {
         let mut state = self.state();
         let running: Vec<Running> = state.running.values().cloned().collect();
         for interrupted in &running {
-            state.end(interrupted, settle::interrupted(delay));
+            state.end(interrupted, settle::interrupted(delay), None);
         }
         running.into_iter().map(|running| running.job).collect()
     }
@@ -258,9 +313,63 @@ impl State {
         self.ready.len() + behind + over_limit + self.running.len()
     }
 
+    fn under_way(&mut self, lane: Lane) -> &mut Option<UnderWay> {
+        match lane {
+            Lane::First => &mut self.first,
+            Lane::Second => &mut self.second,
+        }
+    }
+
+    /// How many jobs to claim, with what is in hand and on its way.
+    fn wanted(&self) -> usize {
+        if self.closed {
+            return 0;
+        }
+        let on_its_way = |under_way: &Option<UnderWay>| under_way.as_ref().map_or(0, |under_way| under_way.wanted);
+        let coming = on_its_way(&self.first) + on_its_way(&self.second);
+        self.pace.wanted(self.concurrency, self.in_hand() + coming)
+    }
+
+    fn is_much_to_report(&self) -> bool {
+        self.first.is_some() && self.second.is_none() && self.report.ended.len() >= WORTH_A_LANE
+    }
+
+    fn is_much_to_do(&self) -> bool {
+        self.is_much_to_report() || (self.second.is_none() && self.more && self.wanted() >= WORTH_A_LANE)
+    }
+
+    /// Everything, except what the second lane's claim may stumble over.
+    fn report_of_first_lane(&mut self) -> Report {
+        let report = match &self.second {
+            None => std::mem::take(&mut self.report),
+            Some(second) => {
+                let began = second.began;
+                let mut report = self.report.take(|ended| ended.reply <= began);
+                if !self.report.ended.iter().any(|ended| ended.job.job_queue_id.is_some()) {
+                    report.free_queues = std::mem::take(&mut self.report.free_queues);
+                }
+                report
+            }
+        };
+        let free_next = std::mem::take(&mut self.free_next);
+        self.report.free_queues.extend(free_next);
+        report
+    }
+
+    /// Jobs that are done and have no queue: those of a queue are the first lane's, which keeps their order.
+    fn report_of_second_lane(&mut self) -> Report {
+        let began = self.first.as_ref().map_or(u64::MAX, |first| first.began);
+        self.report.take(|ended| {
+            ended.reply <= began
+                && ended.job.job_queue_id.is_none()
+                && !matches!(ended.settlement, Settlement::GiveBack(_))
+        })
+    }
+
     fn receive(&mut self, jobs: Vec<Job>) {
-        let since = Instant::now();
-        let mut jobs: Vec<Waiting> = jobs.into_iter().map(|job| Waiting { job: Arc::new(job), since }).collect();
+        self.replies += 1;
+        let (since, reply) = (Instant::now(), self.replies);
+        let mut jobs: Vec<Waiting> = jobs.into_iter().map(|job| Waiting { job: Arc::new(job), reply, since }).collect();
         jobs.sort();
         for waiting in jobs {
             match waiting.job.job_queue_id {
@@ -287,7 +396,12 @@ impl State {
                 continue;
             }
             *count += 1;
-            let running = Running { job: waiting.job, cancellation: CancellationToken::new(), started: Instant::now() };
+            let running = Running {
+                job: waiting.job,
+                cancellation: CancellationToken::new(),
+                reply: waiting.reply,
+                started: Instant::now(),
+            };
             self.running.insert(running.job.id, running.clone());
             return Some(running);
         }
@@ -295,16 +409,14 @@ impl State {
 
     fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
         self.pace.job(running.started.elapsed());
-        if self.name_jobs {
-            self.report.jobs.push((running.job.clone(), outcome.error().map(str::to_owned)));
-        }
+        let result = outcome.error().map_or(Ok(()), |error| Err(error.to_owned()));
         let options = self.tasks.get(&running.job.task_identifier).map(|task| &task.options);
         let settlement = settle::settlement(&running.job, outcome, options.unwrap_or(&Default::default()));
-        self.end(running, settlement.clone());
+        self.end(running, settlement.clone(), Some(result));
         settlement
     }
 
-    fn end(&mut self, running: &Running, settlement: Settlement) {
+    fn end(&mut self, running: &Running, settlement: Settlement, result: Option<Result<(), String>>) {
         let job = &running.job;
         self.running.remove(&job.id);
         if let Some(count) = self.running_of_task.get_mut(&job.task_identifier) {
@@ -313,7 +425,7 @@ impl State {
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
             self.ready.push(Reverse(next));
         }
-        self.report.add(job, settlement);
+        self.report.ended.push(Ended { job: job.clone(), reply: running.reply, settlement, result });
         self.pass_queue_on(job);
     }
 
@@ -358,7 +470,8 @@ impl State {
             back.push(waiting);
         }
         for waiting in back {
-            self.report.add(&waiting.job, settle::hand_back(&waiting.job));
+            let settlement = settle::hand_back(&waiting.job);
+            self.report.ended.push(Ended { job: waiting.job, reply: waiting.reply, settlement, result: None });
         }
     }
 }

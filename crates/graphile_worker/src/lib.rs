@@ -44,6 +44,7 @@ mod job;
 mod listener;
 mod migrate;
 mod options;
+mod second_lane;
 mod settle;
 mod shutdown;
 mod task;

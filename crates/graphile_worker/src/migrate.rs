@@ -26,8 +26,8 @@ const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 /// the next free number, so that an older release knows to leave them alone.
 const FUNCTIONS_STEP: i32 = 1;
 
-/// The step of our own ledger that makes the index by queue.
-const INDEX_STEP: i32 = 2;
+/// The step of our own ledger that makes the indexes.
+const INDEXES_STEP: i32 = 2;
 
 /// The highest step of our own ledger that this release knows.
 const LAST_ADDITION: i32 = 2;
@@ -262,7 +262,7 @@ struct Plan {
     correct_flags: bool,
     create_additions: bool,
     install_functions: bool,
-    create_index: bool,
+    create_indexes: bool,
     /// Breaking steps that running workers of older releases are told about.
     announce: Vec<i32>,
     /// What the operator should know; nothing to be done about it here.
@@ -313,7 +313,7 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
-        create_index: !found.additions.iter().flatten().any(|step| step.id == INDEX_STEP),
+        create_indexes: !found.additions.iter().flatten().any(|step| step.id == INDEXES_STEP),
         // Where nothing was installed nobody works here; the channel is the whole database's, and workers
         // of other schemas would take it personally.
         announce: if known.is_empty() {
@@ -410,9 +410,9 @@ async fn apply(
     if plan.install_functions {
         install_functions(connection, schema).await?;
     }
-    if plan.create_index {
-        run(connection, schema, schema::JOBS_BY_QUEUE, "create the index by queue").await?;
-        record(connection, schema, INDEX_STEP, None).await?;
+    if plan.create_indexes {
+        run(connection, schema, schema::INDEXES, "create the indexes").await?;
+        record(connection, schema, INDEXES_STEP, None).await?;
     }
     for id in &plan.announce {
         announce(connection, schema, *id).await?;
@@ -515,7 +515,7 @@ mod tests {
 
     fn functions(checksum: &str) -> Option<Vec<Step>> {
         let functions = Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) };
-        Some(vec![functions, Step { id: INDEX_STEP, breaking: false, checksum: None }])
+        Some(vec![functions, Step { id: INDEXES_STEP, breaking: false, checksum: None }])
     }
 
     fn up_to_date() -> Installation {
@@ -553,7 +553,7 @@ mod tests {
             complete_ledger: true,
             create_additions: true,
             install_functions: true,
-            create_index: true,
+            create_indexes: true,
             ..Plan::default()
         };
         assert_eq!(planned(&found), everything);

@@ -60,8 +60,11 @@ pub struct WorkerOptions {
 /// believes: statistics taken while no job was locked make it read the whole table for each report instead (280 ms
 /// for 1,000 jobs of 200,000, bench/RESULTS.md). And none may go on when the worker has given up on it (after 60 seconds).
 /// A pooler may not pass these on; there, statements are planned anew every time.
-const OWN_CONNECTIONS: [(&str, &str); 5] = [
+const OWN_CONNECTIONS: [(&str, &str); 8] = [
+    ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    ("enable_sort", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
     ("jit", "off"),
@@ -171,7 +174,7 @@ impl WorkerOptions {
     }
 
     /// How many connections the handlers' pool may have, where the worker makes it (default 20). The worker itself
-    /// uses two more.
+    /// uses two more, and a third under load.
     pub fn max_pg_conn(mut self, connections: u32) -> WorkerOptions {
         self.max_pg_conn = connections;
         self
@@ -335,7 +338,7 @@ impl WorkerOptions {
             hooks,
         };
         Ok(Worker {
-            settings: Settings {
+            settings: Arc::new(Settings {
                 connect_options,
                 concurrency,
                 poll_interval: self.poll_interval,
@@ -347,7 +350,7 @@ impl WorkerOptions {
                 shutdown_signal: self.shutdown_signal,
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
-            },
+            }),
             tasks: Arc::new(tasks),
             surroundings: Arc::new(surroundings),
             shutdown: Shutdown::default(),

@@ -5,15 +5,16 @@
 
 use crate::Error;
 use crate::context::{Surroundings, WorkerContext};
-use crate::exchange::{Exchange, Wants};
+use crate::exchange::{Exchange, Lane, Wants};
 use crate::execute::{Outcome, execute};
 use crate::hand::{Hand, Running};
 use crate::hooks::{
-    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobComplete, JobError, JobFailed, JobStart,
-    JobSuccess, WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
+    WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
 };
 use crate::listener::Listener;
 use crate::options::Settings;
+use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
 use crate::task::Task;
@@ -25,6 +26,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
 
 /// How often a waiting worker looks for locks that are older than 4 hours.
@@ -46,7 +48,7 @@ const HAND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Runs jobs. Made by [`WorkerOptions::init`](crate::WorkerOptions::init).
 pub struct Worker {
-    pub(crate) settings: Settings,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) tasks: Arc<HashMap<Arc<str>, Task>>,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
@@ -111,13 +113,33 @@ impl Worker {
         )
         .await?;
         let hooks = &self.surroundings.hooks;
-        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency, hooks.has::<JobComplete>()));
+        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency));
         hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
             runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
         }
-        let mut shift = Shift { worker: self, hand, exchange, listener, runners, until, asked_at: None, due_at: None };
+        let second_lane = SecondLane {
+            exchange: exchange.second_lane(),
+            hand: hand.clone(),
+            settings: self.settings.clone(),
+            surroundings: self.surroundings.clone(),
+        };
+        let end_of_second_lane = CancellationToken::new();
+        let mut second_lane_ends = JoinSet::new();
+        second_lane_ends.spawn(second_lane.help_until(end_of_second_lane.clone()));
+        let mut shift = Shift {
+            worker: self,
+            hand,
+            exchange,
+            end_of_second_lane,
+            second_lane_ends,
+            listener,
+            runners,
+            until,
+            asked_at: None,
+            due_at: None,
+        };
         let ended = shift.exchange_until_done().await;
         shift.leave(ended).await
     }
@@ -211,6 +233,8 @@ struct Shift<'w> {
     worker: &'w Worker,
     hand: Arc<Hand>,
     exchange: Exchange,
+    end_of_second_lane: CancellationToken,
+    second_lane_ends: JoinSet<()>,
     listener: Listener,
     runners: JoinSet<()>,
     until: Until,
@@ -247,8 +271,7 @@ impl Shift<'_> {
                 }
             };
             let limits = self.hand.limits();
-            let (report, room) = self.hand.report();
-            if !report.is_empty() || (look && room > 0) {
+            if let Some((report, room)) = self.hand.begin(Lane::First, look) {
                 let now = settings.use_local_time.then(Utc::now);
                 let wants = Wants { jobs: room, forbidden_flags, limits, now };
                 if room > 0 {
@@ -269,17 +292,16 @@ impl Shift<'_> {
                 let reply = match reply {
                     Ok(Some(reply)) => reply,
                     ended => {
-                        self.hand.not_written(report);
+                        self.hand.not_written(Lane::First, report);
                         return ended.map(|_| ());
                     }
                 };
-                for (job, error) in report.jobs {
-                    hooks.emit(JobComplete, || surroundings.job_event(&job, error)).await;
-                }
+                let claimed = reply.jobs.len();
                 self.hand.measured_round_trip(reply.took);
                 self.hand.receive_unknown(reply.found_again);
-                let claimed = reply.jobs.len();
-                self.hand.receive(reply.jobs);
+                self.hand.receive(Lane::First, reply.jobs);
+                drop(reply.under_way);
+                surroundings.tell_written(report).await;
                 if leave_at.is_some() {
                     // What came while we were told to leave.
                     self.hand.close();
@@ -358,6 +380,11 @@ impl Shift<'_> {
                 "job interrupted: handed back"
             );
         }
+        self.end_of_second_lane.cancel();
+        let patience = self.patience();
+        let ended_too = async { while self.second_lane_ends.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(patience, ended_too).await;
+        self.second_lane_ends.shutdown().await;
         let ended = match ended {
             Ok(()) => self.last_report().await,
             Err(error) => {
@@ -375,22 +402,27 @@ impl Shift<'_> {
         ended
     }
 
+    /// How long the database may take now that the worker leaves.
+    fn patience(&self) -> Duration {
+        if self.worker.shutdown.insisted.is_cancelled() { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT }
+    }
+
     /// Writes what is left to write. Where the last exchange broke off, it may have claimed jobs that we have not
     /// heard of: they come with the first answer, and go back with a second report.
     async fn last_report(&mut self) -> Result<(), Error> {
+        let patience = self.patience();
         let now = self.worker.settings.use_local_time.then(Utc::now);
         let wants = Wants { jobs: 0, forbidden_flags: None, limits: HashMap::new(), now };
         let written = async {
             while !self.hand.is_empty() || self.exchange.is_uncertain() {
-                let (report, _) = self.hand.report();
+                let (report, _) = self.hand.begin(Lane::First, false).unwrap_or_default();
                 let reply = self.exchange.exchange(&report, &wants).await?;
                 self.hand.receive_unknown(reply.found_again);
+                self.hand.receive(Lane::First, reply.jobs);
                 self.hand.close();
             }
             Ok(())
         };
-        let hasty = self.worker.shutdown.insisted.is_cancelled();
-        let patience = if hasty { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT };
         match tokio::time::timeout(patience, written).await {
             Ok(result) => result,
             Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),

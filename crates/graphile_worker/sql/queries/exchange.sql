@@ -1,9 +1,13 @@
 -- One round trip of a worker ($1): what it finished, what it gives back, and what it gets next.
 --
 -- An outcome is written only where the job is still this worker's: same locked_by, same locked_at as when it
--- was claimed. Locks: jobs that are reported (by primary key), free jobs and free queues (`skip locked`:
+-- was claimed (one `case`, because to a planner that was told of locked_by alone, reading the whole table for the few
+-- rows of this worker may look like the better way). Locks: jobs that are reported (by primary key), free jobs and free queues (`skip locked`:
 -- nobody waits for anybody). A queue stays locked while this worker has jobs of it, and passes from one of its
 -- jobs to the next without being free in between.
+--
+-- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_queued and
+-- _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
 --
 --  $1 worker            $2 $3 finished jobs: ids, locked_at
 --  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
@@ -17,8 +21,7 @@ with recursive clock as (
 ), finished as (
   delete from :"schema"._private_jobs as jobs
   using unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
-  where jobs.id = outcome.id and jobs.locked_by = $1 and jobs.locked_at = outcome.locked_at
-  returning jobs.id
+  where jobs.id = outcome.id and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
 ), given_back as (
   update :"schema"._private_jobs as jobs
   set
@@ -42,65 +45,108 @@ with recursive clock as (
     clock,
     unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[])
       as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key)
-  where jobs.id = outcome.id and jobs.locked_by = $1 and jobs.locked_at = outcome.locked_at
-  returning jobs.id
+  where jobs.id = outcome.id and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
 ),
--- The priorities that occur among unqueued jobs: one index probe each. Within one, due jobs come first, so
+-- The priorities that occur among jobs without a queue: one index probe each. Within one, due jobs come first, so
 -- that jobs of the future are never read.
-priorities as (
+unqueued_priorities as (
   (
     select priority from :"schema"._private_jobs
     where is_available = true and job_queue_id is null and $13 > 0
-    order by priority limit 1
+    order by priority, run_at, id limit 1
   )
   union all
   select (
     select jobs.priority from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and jobs.job_queue_id is null and jobs.priority > priorities.priority
-    order by jobs.priority limit 1
+    where jobs.is_available = true and jobs.job_queue_id is null and jobs.priority > known.priority
+    order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
-  from priorities where priorities.priority is not null
+  from unqueued_priorities as known where known.priority is not null
 ), unqueued as (
   select due.*
-  from priorities, clock, lateral (
-    select jobs.id, jobs.task_id, jobs.priority, jobs.run_at, null::int as job_queue_id
+  from unqueued_priorities as known, clock, lateral (
+    select jobs.ctid as place, jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
-      and jobs.priority = priorities.priority
+      and jobs.priority = known.priority
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-    order by jobs.run_at
+    order by jobs.run_at, jobs.id
     limit $13
     for update skip locked
   ) as due
   limit $13
 ),
--- The queues that have waiting jobs: one index probe each.
-queues as (
+-- The jobs with a queue that come first: their queues are those to try. They may all be of queues that somebody
+-- holds, so this reads only so far.
+queued_priorities as (
   (
-    select job_queue_id from :"schema"._private_jobs
-    where is_available = true and job_queue_id is not null and $13 > 0
-    order by job_queue_id limit 1
+    select priority from :"schema"._private_jobs
+    where is_available = true and job_queue_id >= '-2147483648' and $13 > 0
+    order by priority, run_at, id limit 1
   )
   union all
   select (
-    select jobs.job_queue_id from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and jobs.job_queue_id > queues.job_queue_id
-    order by jobs.job_queue_id limit 1
+    select jobs.priority from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id >= '-2147483648' and jobs.priority > known.priority
+    order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
-  from queues where queues.job_queue_id is not null
-), heads as (
-  select job_queues.id as job_queue_id, head.priority, head.run_at, head.id
-  from queues
-  join :"schema"._private_job_queues as job_queues on job_queues.id = queues.job_queue_id
+  from queued_priorities as known where known.priority is not null
+), first_queued as (
+  select due.job_queue_id
+  from queued_priorities as known, clock, lateral (
+    select jobs.job_queue_id
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and jobs.job_queue_id >= '-2147483648'
+      and jobs.priority = known.priority
+      and jobs.run_at <= clock.now
+      and jobs.task_id = any ($12::int[])
+    order by jobs.run_at, jobs.id
+    limit 50 + 4 * $13
+  ) as due
+  limit 50 + 4 * $13
+), first_queues as (
+  select job_queues.id
+  from (select distinct job_queue_id as id from first_queued) as first
+  join :"schema"._private_job_queues as job_queues on job_queues.id = first.id
+  where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
+),
+-- Where those were not enough: all queues that have waiting jobs, one index probe each, up to a thousand, beginning
+-- anywhere, so that where there are more, each has its turn.
+some_queue as materialized (
+  select floor(random() * last.job_queue_id)::int as id
+  from (
+    select job_queue_id from :"schema"._private_jobs
+    where is_available = true and job_queue_id is not null
+    order by job_queue_id desc limit 1
+  ) as last
+  where (select count(*) from first_queued) = 50 + 4 * $13 and (select count(*) from first_queues) < $13
+), other_queues as (
+  select some_queue.id, some_queue.id as began, false as came_round, 0 as steps from some_queue
+  union all
+  select coalesce(next.id, -1), known.began, known.came_round or next.id is null, known.steps + 1
+  from other_queues as known
+  left join lateral (
+    select jobs.job_queue_id as id from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id > known.id
+    order by jobs.job_queue_id limit 1
+  ) as next on true
+  where known.steps < 1000 and not (known.came_round and (next.id is null or next.id > known.began))
+),
+-- The first job of each, then as many queues as jobs are wanted.
+heads as (
+  select tried.id as job_queue_id
+  from (select id from first_queues union select id from other_queues) as tried
+  join :"schema"._private_job_queues as job_queues on job_queues.id = tried.id
   cross join clock
   cross join lateral (
     select jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
-      and jobs.job_queue_id = queues.job_queue_id
+      and jobs.job_queue_id = tried.id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
@@ -113,13 +159,13 @@ queues as (
 ), won_queues as (
   select job_queues.id
   from :"schema"._private_job_queues as job_queues
-  where job_queues.id in (select job_queue_id from heads)
+  where job_queues.id = any (array(select job_queue_id from heads))
     and (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
   for update skip locked
 ), queued as (
   select due.*
   from won_queues, clock, lateral (
-    select jobs.id, jobs.task_id, jobs.priority, jobs.run_at, jobs.job_queue_id
+    select jobs.ctid as place, jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id = won_queues.id
@@ -131,20 +177,19 @@ queues as (
     limit (select greatest($13 / greatest(count(*), 1), 1) from won_queues)
     for update skip locked
   ) as due
-), chosen as (
-  select id, job_queue_id
+), candidates as (
+  select * from unqueued union all select * from queued
+), within_limits as (
+  select * from candidates where $17::int[] is null
+  union all
+  select place, job_queue_id, task_id, priority, run_at, id
   from (
     select *, row_number() over (partition by task_id order by priority, run_at, id) as nth_of_task
-    from (select * from unqueued union all select * from queued) as candidates
-  ) as due
-  where $17::int[] is null or nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
-  order by priority, run_at, id
-  limit $13
-), claimed as (
-  update :"schema"._private_jobs as jobs
-  set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
-  where jobs.id = any (array(select id from chosen)) and jobs.is_available = true
-  returning jobs.*
+    from candidates where $17 is not null
+  ) as numbered
+  where nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
+), chosen as (
+  select place, job_queue_id from within_limits order by priority, run_at, id limit $13
 ), queue_locks as (
   update :"schema"._private_job_queues as job_queues
   set
@@ -155,8 +200,10 @@ queues as (
     left join (select distinct job_queue_id as id from chosen) as kept on kept.id = touched.id
   where job_queues.id = touched.id and (job_queues.is_available or job_queues.locked_by = $1)
 )
-select
+update :"schema"._private_jobs as jobs
+set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
+where jobs.ctid = any (array(select place from chosen)) and jobs.is_available = true
+returning
   id, job_queue_id, task_id, payload::text as payload, priority,
   greatest(least(run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, attempts, max_attempts, last_error,
-  created_at, updated_at, key, locked_at, revision, flags
-from claimed;
+  created_at, updated_at, key, locked_at, revision, flags;

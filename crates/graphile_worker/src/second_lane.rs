@@ -1,0 +1,103 @@
+//! The second lane: under load, a second connection that reports and claims while the first one is at it. It connects
+//! when it is first needed, so that a worker with slow jobs never has it.
+//!
+//! It leaves to the first lane whatever needs care: the order within queues, jobs that go back, limits of tasks, and
+//! finding out what became of an exchange whose answer was lost.
+
+use crate::context::Surroundings;
+use crate::exchange::{Exchange, Lane, Lanes, Report, Wants};
+use crate::hand::Hand;
+use crate::hooks::FetchStart;
+use crate::options::Settings;
+use chrono::Utc;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::OwnedRwLockReadGuard;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+pub(crate) struct SecondLane {
+    pub(crate) exchange: Exchange,
+    pub(crate) hand: Arc<Hand>,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) surroundings: Arc<Surroundings>,
+}
+
+impl SecondLane {
+    /// Helps until it is told to stop.
+    pub(crate) async fn help_until(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = self.hand.second_lane_due.notified() => self.help().await,
+                () = stop.cancelled() => {}
+            }
+        }
+        self.exchange.close().await;
+    }
+
+    async fn help(&mut self) {
+        // Where the function for the flags fails, the first lane will say so.
+        let Ok(forbidden_flags) = self.settings.forbidden_flags.current().await else { return };
+        let under_way = self.exchange.lanes().begin().await;
+        if self.exchange.is_uncertain() {
+            return;
+        }
+        let look = self.hand.limits().is_empty();
+        let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return };
+        let now = self.settings.use_local_time.then(Utc::now);
+        let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now };
+        if jobs > 0 {
+            self.surroundings.hooks.emit(FetchStart, || self.surroundings.event(None)).await;
+        }
+        let mut sent = Sent {
+            report,
+            hand: self.hand.clone(),
+            lanes: self.exchange.lanes(),
+            answer: Answer::Lost,
+            _under_way: under_way,
+        };
+        match self.exchange.exchange_once(&sent.report, &wants).await {
+            Ok((jobs, took)) => {
+                sent.answer = Answer::Written;
+                self.hand.measured_round_trip(took);
+                self.hand.receive(Lane::Second, jobs);
+                self.surroundings.tell_written(std::mem::take(&mut sent.report)).await;
+            }
+            Err(error) => {
+                if !self.exchange.is_uncertain() {
+                    sent.answer = Answer::NotWritten;
+                }
+                let error = error.to_string_with_sources();
+                debug!(label = "worker", worker_id = &*self.surroundings.worker_id, error, "left to the first lane");
+            }
+        }
+    }
+}
+
+/// A report on its way to the database; dropped before it is written, it goes back into the hand.
+struct Sent {
+    report: Report,
+    hand: Arc<Hand>,
+    lanes: Arc<Lanes>,
+    answer: Answer,
+    /// Until the report, or what it brought, is in hand.
+    _under_way: OwnedRwLockReadGuard<()>,
+}
+
+enum Answer {
+    Written,
+    NotWritten,
+    Lost,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        match self.answer {
+            Answer::Written => return,
+            Answer::NotWritten => {}
+            Answer::Lost => self.lanes.second_lost_an_answer.store(true, Ordering::Release),
+        }
+        self.hand.not_written(Lane::Second, std::mem::take(&mut self.report));
+    }
+}
