@@ -128,6 +128,9 @@ const commands = {
   },
   async adds() {
     const pool = new Pool({ connectionString, max: CLIENTS });
+    // Without a listener the package warns, and whoever reads stderr wonders.
+    pool.on("error", console.error);
+    pool.on("connect", (client) => client.on("error", console.error));
     const utils = await makeWorkerUtils({ ...options, connectionString: undefined, pgPool: pool });
     const byFunction = () => pool.query({ name: "add", text: "select graphile_worker.add_job('trivial', '{}')" });
     const add = variant === "sql" ? byFunction : () => utils.addJob("trivial", {});

@@ -57,7 +57,7 @@ pub(crate) struct Run<'a> {
 /// What came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// From `go` to the end of the last job.
+    /// From `go` to the end of the last job, or to when it was told to stop.
     pub(crate) seconds: f64,
     pub(crate) jobs: u64,
     /// Processor seconds of the server, and of the contestant's processes.
@@ -86,9 +86,15 @@ impl<'a> Run<'a> {
             child.say("go").await?;
         }
         let ran = self.listen(&mut children).await?;
+        let jobs = ran.iter().map(|ran| ran.jobs).sum();
+        let seconds = match self.until {
+            // It was stopped before it was done: all the time it had counts.
+            until if until != u64::MAX && jobs < until => self.at_most.as_secs_f64(),
+            _ => ran.iter().map(|ran| ran.last).fold(began, f64::max) - began,
+        };
         let outcome = Outcome {
-            seconds: ran.iter().map(|ran| ran.last).fold(began, f64::max) - began,
-            jobs: ran.iter().map(|ran| ran.jobs).sum(),
+            seconds,
+            jobs,
             server: server.processor_seconds()? - server_before,
             client: sum(&children, Child::processor_seconds)? - client_before,
             memory: children
