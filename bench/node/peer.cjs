@@ -13,7 +13,7 @@ const { Pool } = pinned("pg");
 const [, , variant, command, connectionString, numberText] = process.argv;
 const number = Number(numberText ?? 0);
 
-// Larger chunks were no faster (1,000 to 200,000 tried), and this keeps one parameter small.
+// From 1,000 to 200,000 at a time made no difference beyond the noise (58,000 to 65,000 jobs/s).
 const CHUNK = 10_000;
 const CLIENTS = 32;
 

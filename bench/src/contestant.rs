@@ -21,6 +21,8 @@ pub(crate) enum Contestant {
     LimitOn1,
     /// Plain SQL on our schema, over two connections.
     LimitOn2,
+    /// COPY into our table.
+    Copy,
     NodeDefault,
     NodeTuned,
     /// Node's SQL function without its package around it.
@@ -45,6 +47,7 @@ impl Contestant {
             Contestant::OursWith1 => "ours, concurrency 1",
             Contestant::LimitOn1 => "limit, 1 connection",
             Contestant::LimitOn2 => "limit, 2 connections",
+            Contestant::Copy => "COPY into the table",
             Contestant::NodeDefault => "Node, default",
             Contestant::NodeTuned => "Node, tuned",
             Contestant::NodeSql => "Node, SQL add_job",
@@ -59,12 +62,16 @@ impl Contestant {
             Contestant::Ours => "unset",
             Contestant::OursWith24 => "with-24",
             Contestant::OursWith1 => "with-1",
-            Contestant::LimitOn1 => "limit-1",
+            Contestant::LimitOn1 | Contestant::Copy => "limit-1",
             Contestant::LimitOn2 => "limit-2",
             Contestant::NodeDefault | Contestant::PortDefault => "default",
             Contestant::NodeTuned | Contestant::PortTuned => "tuned",
             Contestant::NodeSql => "sql",
         }
+    }
+
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Contestant::Ours | Contestant::OursWith24 | Contestant::OursWith1)
     }
 
     pub(crate) fn home(self) -> Home {

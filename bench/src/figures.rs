@@ -46,9 +46,10 @@ pub(crate) fn count(value: f64) -> String {
     text
 }
 
-/// Three digits that matter: 0.34, 2.35, 20.5, 205, 1,230
+/// Three digits that matter: 0, 0.34, 2.35, 20.5, 205, 1,230
 pub(crate) fn short(value: f64) -> String {
     match value.abs() {
+        0.0 => "0".to_owned(),
         low if low < 10.0 => format!("{value:.2}"),
         middle if middle < 100.0 => format!("{value:.1}"),
         _ => count(value),

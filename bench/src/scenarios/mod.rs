@@ -13,7 +13,7 @@ mod start_stop;
 
 use crate::Failure;
 use crate::child::{Outcome, Run};
-use crate::contestant::{Contestant, Home, NODE, folder};
+use crate::contestant::{Contestant, NODE, folder};
 use crate::figures::Figures;
 use crate::plot::{Bar, Plot, Shape};
 use crate::progress::Progress;
@@ -177,7 +177,7 @@ fn bars<T>(name: &str, title: &str, unit: &str, results: &[(Contestant, Vec<T>)]
     let bar = |(contestant, turns): &(Contestant, Vec<T>)| Bar {
         label: contestant.label().to_owned(),
         value: figures(turns, &of).median(),
-        ours: contestant.home() == Home::Ours && !contestant.label().starts_with("limit"),
+        ours: contestant.is_ours(),
     };
     Plot {
         name: name.to_owned(),
