@@ -22,7 +22,7 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 	done
 
 # BENCH="drain latency --rounds 5" chooses, BENCH=--help says what there is.
-bench: postgres npm ## Measure beside the limit and the peers (about an hour, needs npm)
+bench: postgres npm ## Measure beside the limit and the peers (about half an hour, needs npm)
 	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
 	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
 

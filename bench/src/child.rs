@@ -119,8 +119,12 @@ impl<'a> Run<'a> {
             let mut lines = child.lines.take().ok_or("nobody else listens")?;
             let say = say.clone();
             tokio::spawn(async move {
-                while let Ok(Some(line)) = lines.next_line().await {
-                    let _ = say.send((number, line));
+                // The end is passed on too: a contestant stays until it is let go.
+                while let Ok(line) = lines.next_line().await {
+                    let ended = line.is_none();
+                    if say.send((number, line)).is_err() || ended {
+                        break;
+                    }
                 }
             });
         }
@@ -133,11 +137,11 @@ impl<'a> Run<'a> {
         while ran.len() < children.len() {
             let next = tokio::time::timeout_at(if told { patience } else { told_by }, said.recv()).await;
             match next {
-                Ok(Some((number, line))) => match Said::parse(&line)? {
+                Ok(Some((number, Some(line)))) => match Said::parse(&line)? {
                     Said::At(jobs) => at[number] = jobs,
                     Said::Figures(figures) => ran.push(*figures),
                 },
-                Ok(None) => return Err(self.failure("ended without figures")),
+                Ok(Some((_, None)) | None) => return Err(self.failure("ended without figures")),
                 Err(_) if told => return Err(self.failure("was told to stop and does not")),
                 Err(_) => {}
             }
@@ -189,7 +193,9 @@ impl Child {
         program.args([command, url, &number.to_string()]);
         // A contestant's database must come from its arguments, and its output is ours.
         program.env_remove("DATABASE_URL").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = program.spawn().map_err(|error| format!("{} does not start: {error}", contestant.label()))?;
+        let mut process = program.spawn().map_err(|error| {
+            format!("{} does not start ({error}): `make bench` installs and builds what is needed", contestant.label())
+        })?;
         let input = process.stdin.take().ok_or("a child has an input")?;
         let output = process.stdout.take().ok_or("a child has an output")?;
         let pid = process.id().ok_or("a child has a number")?;

@@ -83,19 +83,25 @@ async fn measure(arguments: Arguments) -> Result<(), Failure> {
         (None, false) => here.to_owned(),
         (None, true) => here.join("../target/bench-quick"),
     };
-    let bench = Bench::start(
-        if arguments.quick { 1 } else { arguments.rounds.max(1) },
-        arguments.quick,
-        Duration::from_secs_f64(arguments.churn_minutes * 60.0),
-    )
-    .await?;
-    let mut report = Report::open(&results, bench.machine().await?)?;
-    for scenario in chosen {
-        report.keep(scenario.measure(&bench).await?)?;
-    }
+    let rounds = if arguments.quick { 1 } else { arguments.rounds.max(1) };
+    let churn = Duration::try_from_secs_f64(arguments.churn_minutes * 60.0)?;
+    let bench = Bench::start(rounds, arguments.quick, churn).await?;
+    let measured = tokio::select! {
+        measured = measure_all(&bench, &chosen, &results) => measured,
+        _ = tokio::signal::ctrl_c() => Err("interrupted: what was complete is written".into()),
+    };
+    // Whatever happened, the server and its folder go.
     bench.finish().await?;
-    report.print();
+    measured?.print();
     Ok(())
+}
+
+async fn measure_all(bench: &Bench, scenarios: &[Scenario], results: &Path) -> Result<Report, Failure> {
+    let mut report = Report::open(results, bench.machine().await?)?;
+    for scenario in scenarios {
+        report.keep(scenario.measure(bench).await?)?;
+    }
+    Ok(report)
 }
 
 fn with_sources(error: &(dyn std::error::Error + 'static)) -> String {
