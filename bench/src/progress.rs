@@ -12,7 +12,7 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(title: &str, steps: usize) -> Progress {
         let bar = ProgressBar::new(steps as u64).with_prefix(title.to_owned());
-        let template = "{prefix:<40.bold} {wide_bar:.cyan/dim} {pos:>3}/{len} {elapsed:>5} {msg:<36!}";
+        let template = "{prefix:<26.bold} {wide_bar:.cyan/dim} {pos:>3}/{len} {elapsed:>5} {msg:<22!}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("━━─"));
         }
