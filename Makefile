@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test check interop matrix demo postgres npm
+.PHONY: help test check interop matrix bench demo postgres npm
 
 help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,11 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 	for version in 12 18; do \
 	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin cargo test --locked -p graphile_worker || exit; \
 	done
+
+# BENCH="drain latency --rounds 5" chooses, BENCH=--help says what there is.
+bench: postgres npm ## Measure beside the limit and the peers (about half an hour, needs npm)
+	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
+	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
 
 demo: postgres ## A worker runs some jobs on a private PostgreSQL
 	cargo run --locked -p graphile_worker --example run_some_jobs

@@ -1,0 +1,4 @@
+-- The tasks of all contestants.
+insert into graphile_worker._private_tasks (identifier)
+values ('trivial'), ('timed'), ('ordered')
+on conflict do nothing;

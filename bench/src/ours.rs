@@ -1,0 +1,277 @@
+//! Our worker as a contestant.
+
+use crate::Failure;
+use crate::protocol::{self, Task, pause, ready, say, told, unix_seconds};
+use graphile_worker::{IntoTaskHandlerResult, JobSpec, RawJobSpec, TaskHandler, Worker, WorkerContext, WorkerOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// How many tasks call `add_raw_job` at the same time.
+const ADDERS: usize = 32;
+
+/// In `churn`, how many jobs are added at a time, and how many may wait.
+const STREAM_BATCH: u64 = 500;
+const STREAM_WAITING: u64 = 5_000;
+
+static JOBS: AtomicU64 = AtomicU64::new(0);
+/// When the last job ended, as the bits of seconds since 1970.
+static LAST: AtomicU64 = AtomicU64::new(0);
+static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
+static STARTED: Notify = Notify::const_new();
+
+pub(crate) async fn run(task: &Task) -> Result<(), Failure> {
+    let figures = match task.command.as_str() {
+        "install" => install(task).await?,
+        "bulk_add" => bulk_add(task).await?,
+        "drain" => drain(task).await?,
+        "latency" => latency(task).await?,
+        "latency_sql" | "queues" => run_until_told(task).await?,
+        "start_stop" => start_stop(task).await?,
+        "adds" => adds(task).await?,
+        "churn" => churn(task).await?,
+        _ => return Err(task.unknown_command()),
+    };
+    protocol::finish(&figures)
+}
+
+fn options(task: &Task) -> WorkerOptions {
+    let options = WorkerOptions::default()
+        .database_url(&task.url)
+        .define_job::<Trivial>()
+        .define_job::<Timed>()
+        .define_job::<Ordered>();
+    match task.variant.strip_prefix("with-").and_then(|concurrency| concurrency.parse().ok()) {
+        Some(concurrency) => options.concurrency(concurrency),
+        None => options,
+    }
+}
+
+async fn install(task: &Task) -> Result<Value, Failure> {
+    options(task).init().await?;
+    ready().await?;
+    Ok(json!({}))
+}
+
+async fn bulk_add(task: &Task) -> Result<Value, Failure> {
+    let utils = options(task).init().await?.create_utils();
+    let specs: Vec<RawJobSpec> = (1..=task.number).map(trivial).collect();
+    ready().await?;
+    let added = utils.add_raw_jobs(&specs).await?.len();
+    Ok(json!({ "jobs": added, "last": unix_seconds() }))
+}
+
+async fn drain(task: &Task) -> Result<Value, Failure> {
+    let worker = options(task).init().await?;
+    ready().await?;
+    worker.run_once().await?;
+    Ok(what_ran())
+}
+
+async fn run_until_told(task: &Task) -> Result<Value, Failure> {
+    let worker = Arc::new(options(task).init().await?);
+    ready().await?;
+    let running = start(&worker);
+    say_how_far_until_told().await?;
+    worker.request_shutdown();
+    running.await??;
+    Ok(what_ran())
+}
+
+async fn latency(task: &Task) -> Result<Value, Failure> {
+    let worker = Arc::new(options(task).init().await?);
+    let utils = worker.create_utils();
+    let running = start(&worker);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    ready().await?;
+    for sample in 0..task.number {
+        utils.add_job(Timed { at: unix_seconds() }, JobSpec::default()).await?;
+        STARTED.notified().await;
+        tokio::time::sleep(pause(sample)).await;
+    }
+    worker.request_shutdown();
+    running.await??;
+    Ok(what_ran())
+}
+
+async fn start_stop(task: &Task) -> Result<Value, Failure> {
+    ready().await?;
+    let mut seconds = Vec::new();
+    for _ in 0..task.number {
+        let started = Instant::now();
+        options(task).init().await?.run_once().await?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    Ok(json!({ "seconds": seconds }))
+}
+
+async fn adds(task: &Task) -> Result<Value, Failure> {
+    let utils = options(task).init().await?.create_utils();
+    ready().await?;
+    let jobs = task.number;
+    let next = Arc::new(AtomicU64::new(0));
+    let mut adders = JoinSet::new();
+    for _ in 0..ADDERS {
+        let (utils, next) = (utils.clone(), next.clone());
+        adders.spawn(async move {
+            while next.fetch_add(1, Ordering::Relaxed) < jobs {
+                utils.add_raw_job(Trivial::IDENTIFIER, json!({}), JobSpec::default()).await?;
+            }
+            Ok::<(), graphile_worker::Error>(())
+        });
+    }
+    while let Some(adder) = adders.join_next().await {
+        adder??;
+    }
+    Ok(json!({ "jobs": jobs, "last": unix_seconds() }))
+}
+
+/// A stream of jobs as fast as they run, until told.
+async fn churn(task: &Task) -> Result<Value, Failure> {
+    let worker = Arc::new(options(task).init().await?);
+    let utils = worker.create_utils();
+    ready().await?;
+    let running = start(&worker);
+    let adding: JoinHandle<Result<(), graphile_worker::Error>> = tokio::spawn(async move {
+        let mut added = 0;
+        loop {
+            if added < JOBS.load(Ordering::Relaxed) + STREAM_WAITING {
+                let specs: Vec<RawJobSpec> = (added..added + STREAM_BATCH).map(trivial).collect();
+                utils.add_raw_jobs(&specs).await?;
+                added += STREAM_BATCH;
+            } else {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    });
+    say_how_far_until_told().await?;
+    if adding.is_finished() {
+        adding.await??;
+    } else {
+        adding.abort();
+    }
+    worker.request_shutdown();
+    running.await??;
+    Ok(what_ran())
+}
+
+fn trivial(id: u64) -> RawJobSpec {
+    RawJobSpec { identifier: Trivial::IDENTIFIER.to_owned(), payload: json!({ "id": id }), spec: JobSpec::default() }
+}
+
+fn start(worker: &Arc<Worker>) -> JoinHandle<Result<(), graphile_worker::Error>> {
+    let worker = worker.clone();
+    tokio::spawn(async move { worker.run().await })
+}
+
+async fn say_how_far_until_told() -> Result<(), Failure> {
+    let told = tokio::spawn(told());
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let mut said = 0;
+    while !told.is_finished() {
+        ticks.tick().await;
+        let jobs = JOBS.load(Ordering::Relaxed);
+        if jobs != said {
+            said = jobs;
+            say(&format!("at {jobs}"));
+        }
+    }
+    Ok(())
+}
+
+fn what_ran() -> Value {
+    let order = lock(&ORDER);
+    json!({
+        "jobs": JOBS.load(Ordering::Relaxed),
+        "last": f64::from_bits(LAST.load(Ordering::Relaxed)),
+        "latencies": *lock(&LATENCIES),
+        "out_of_order": order.out_of_order,
+        "at_once": order.at_once,
+    })
+}
+
+fn ended() {
+    JOBS.fetch_add(1, Ordering::Relaxed);
+    LAST.store(unix_seconds().to_bits(), Ordering::Relaxed);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does nothing but count.
+#[derive(Serialize, Deserialize)]
+struct Trivial {}
+
+impl TaskHandler for Trivial {
+    const IDENTIFIER: &'static str = "trivial";
+
+    async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+        ended();
+    }
+}
+
+/// Says how long ago it was added.
+#[derive(Serialize, Deserialize)]
+struct Timed {
+    at: f64,
+}
+
+impl TaskHandler for Timed {
+    const IDENTIFIER: &'static str = "timed";
+
+    async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+        let latency = unix_seconds() - self.at;
+        lock(&LATENCIES).push(latency);
+        ended();
+        say(&format!("at {}", JOBS.load(Ordering::Relaxed)));
+        STARTED.notify_one();
+    }
+}
+
+/// Checks that its queue runs in order, one at a time.
+#[derive(Serialize, Deserialize)]
+struct Ordered {
+    id: i64,
+    queue: i64,
+}
+
+impl TaskHandler for Ordered {
+    const IDENTIFIER: &'static str = "ordered";
+
+    async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+        lock(&ORDER).begin(self.queue, self.id);
+        // Gives another job of the queue the chance to be where it must not be.
+        tokio::task::yield_now().await;
+        lock(&ORDER).end(self.queue);
+        ended();
+    }
+}
+
+/// For each queue the job that ran last and how many run; over all of them, what was wrong.
+#[derive(Default)]
+struct Order {
+    queues: HashMap<i64, (i64, i64)>,
+    out_of_order: u64,
+    at_once: i64,
+}
+
+impl Order {
+    fn begin(&mut self, queue: i64, id: i64) {
+        let (last, running) = self.queues.entry(queue).or_default();
+        self.out_of_order += u64::from(id <= *last);
+        *last = id;
+        *running += 1;
+        self.at_once = self.at_once.max(*running);
+    }
+
+    fn end(&mut self, queue: i64) {
+        self.queues.entry(queue).or_default().1 -= 1;
+    }
+}

@@ -1,0 +1,116 @@
+//! From before the add to the start of the handler, one job at a time on an idle worker: added through its API in the
+//! same process, and through SQL from another.
+
+use super::{Bench, bars, expect_jobs, figures, header, median};
+use crate::Failure;
+use crate::child::{Child, Run, Said};
+use crate::contestant::Contestant;
+use crate::figures::{milliseconds, quantile, short};
+use crate::plot::Plot;
+use crate::protocol::{pause, unix_seconds};
+use crate::report::{Goal, Section};
+use serde_json::json;
+use std::time::Duration;
+
+const CONTESTANTS: [Contestant; 5] =
+    [Contestant::Ours, Contestant::NodeDefault, Contestant::NodeTuned, Contestant::PortDefault, Contestant::PortTuned];
+
+/// The latencies of one turn, in milliseconds.
+struct Turn {
+    median: f64,
+    p99: f64,
+}
+
+type Results = Vec<(Contestant, Vec<Turn>)>;
+
+pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
+    let samples = bench.size(300);
+    let api = bench
+        .alternate("latency, through the API", &CONTESTANTS, async |contestant| {
+            let (outcome, _) = bench.run(&Run::of(contestant, "latency", samples), async |_| Ok(())).await?;
+            let latencies: Vec<f64> = outcome.ran.into_iter().flat_map(|ran| ran.latencies).collect();
+            turn(contestant, &latencies, samples)
+        })
+        .await?;
+    let sql = bench
+        .alternate("latency, through SQL", &CONTESTANTS, async |contestant| {
+            turn(contestant, &through_sql(bench, contestant, samples).await?, samples)
+        })
+        .await?;
+    let mut rows = Vec::new();
+    for (way, results) in [("API, same process", &api), ("SQL, another process", &sql)] {
+        rows.extend(results.iter().map(|(contestant, turns)| {
+            vec![
+                contestant.label().to_owned(),
+                way.to_owned(),
+                figures(turns, |turn| turn.median).with_spread(short),
+                figures(turns, |turn| turn.p99).with_spread(short),
+            ]
+        }));
+    }
+    Ok(Section {
+        title: "Latency".to_owned(),
+        method: "300 jobs, each added to an idle worker a few milliseconds after the one before it has started; from \
+                 before the call that adds it, its commit included, to the first line of the handler. Milliseconds."
+            .to_owned(),
+        header: header(&["", "added through", "p50 ms", "p99 ms"]),
+        rows,
+        plots: vec![plot("latency-api", "through the API", &api), plot("latency-sql", "through SQL", &sql)],
+        goals: [goals("API", &api), goals("SQL", &sql)].concat(),
+        ..Section::default()
+    })
+}
+
+fn turn(contestant: Contestant, latencies: &[f64], samples: u64) -> Result<(Turn, String), Failure> {
+    expect_jobs(contestant, latencies.len() as u64, samples)?;
+    let milliseconds = |part| milliseconds(quantile(latencies, part));
+    let turn = Turn { median: milliseconds(0.5), p99: milliseconds(0.99) };
+    let said = format!("p50 {} ms, p99 {} ms", short(turn.median), short(turn.p99));
+    Ok((turn, said))
+}
+
+async fn through_sql(bench: &Bench, contestant: Contestant, samples: u64) -> Result<Vec<f64>, Failure> {
+    let database = bench.server.fresh_database(contestant).await?;
+    database.settle().await?;
+    let mut connection = database.connect().await?;
+    let mut worker = Child::start(contestant, "latency_sql", &database.url, 0).await?;
+    worker.say("go").await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for sample in 0..samples {
+        let payload = json!({ "at": unix_seconds() }).to_string();
+        sqlx::query("select graphile_worker.add_job('timed', $1::text::json)")
+            .bind(payload)
+            .execute(&mut connection)
+            .await?;
+        while !matches!(worker.hear().await?, Said::At(jobs) if jobs > sample) {}
+        tokio::time::sleep(pause(sample)).await;
+    }
+    worker.say("stop").await?;
+    let ran = worker.figures().await?;
+    worker.end().await?;
+    Ok(ran.latencies)
+}
+
+fn plot(name: &str, way: &str, results: &Results) -> Plot {
+    bars(name, &format!("Latency from add to start, {way}, median"), "milliseconds", results, |turn| turn.median)
+}
+
+/// Against the better settings of Node, and against both settings of the port, which differ much.
+fn goals(way: &str, results: &Results) -> Vec<Goal> {
+    let of = |contestant, part: fn(&Turn) -> f64| median(results, contestant, part);
+    let of_node = |part| of(Contestant::NodeDefault, part).min(of(Contestant::NodeTuned, part));
+    let goal = |name: &str, wanted: f64, part: fn(&Turn) -> f64, peer: f64| {
+        let ratio = of(Contestant::Ours, part) / peer;
+        Goal::at_most(&format!("latency through {way}, {name}"), wanted, ratio, short)
+    };
+    let p50: fn(&Turn) -> f64 = |turn| turn.median;
+    let p99: fn(&Turn) -> f64 = |turn| turn.p99;
+    vec![
+        goal("p50: of Node's best", 0.75, p50, of_node(p50)),
+        goal("p99: of Node's best", 0.5, p99, of_node(p99)),
+        goal("p50: of the Rust port's, default", 0.4, p50, of(Contestant::PortDefault, p50)),
+        goal("p99: of the Rust port's, default", 0.4, p99, of(Contestant::PortDefault, p99)),
+        goal("p50: of the Rust port's, tuned", 0.4, p50, of(Contestant::PortTuned, p50)),
+        goal("p99: of the Rust port's, tuned", 0.4, p99, of(Contestant::PortTuned, p99)),
+    ]
+}

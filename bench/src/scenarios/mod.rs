@@ -1,0 +1,200 @@
+//! What is measured: one file for each scenario, and what they share.
+
+mod adds;
+mod bulk_add;
+mod churn;
+mod drain;
+mod growth;
+mod latency;
+mod memory;
+mod queue;
+mod queues;
+mod start_stop;
+
+use crate::Failure;
+use crate::child::{Outcome, Run};
+use crate::contestant::{Contestant, NODE, folder};
+use crate::figures::Figures;
+use crate::plot::{Bar, Plot, Shape};
+use crate::progress::Progress;
+use crate::report::Section;
+use crate::server::{Database, Server};
+use clap::ValueEnum;
+use std::fs;
+use std::time::Duration;
+
+/// What can be measured, in the order of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// Jobs per second of an existing backlog, one process and two
+    Drain,
+    /// 200,000 jobs through the API at once
+    BulkAdd,
+    /// From add to start
+    Latency,
+    /// One named queue
+    Queue,
+    /// 500 named queues
+    Queues,
+    /// How long one claim takes, whatever is in the table
+    Growth,
+    /// 32 concurrent single adds
+    Adds,
+    /// Start and stop on an empty queue
+    StartStop,
+    /// While draining a million jobs
+    Memory,
+    /// A stream of jobs for minutes: speed and size of the tables (only when named)
+    Churn,
+}
+
+impl Scenario {
+    pub(crate) fn usual() -> Vec<Scenario> {
+        Scenario::value_variants().iter().copied().filter(|scenario| *scenario != Scenario::Churn).collect()
+    }
+
+    pub(crate) async fn measure(self, bench: &Bench) -> Result<Section, Failure> {
+        let section = match self {
+            Scenario::Drain => drain::measure(bench).await,
+            Scenario::BulkAdd => bulk_add::measure(bench).await,
+            Scenario::Latency => latency::measure(bench).await,
+            Scenario::Queue => queue::measure(bench).await,
+            Scenario::Queues => queues::measure(bench).await,
+            Scenario::Growth => growth::measure(bench).await,
+            Scenario::Adds => adds::measure(bench).await,
+            Scenario::StartStop => start_stop::measure(bench).await,
+            Scenario::Memory => memory::measure(bench).await,
+            Scenario::Churn => churn::measure(bench).await,
+        }?;
+        Ok(Section { order: self as usize, ..section })
+    }
+}
+
+/// The server, and how much is to be measured.
+pub(crate) struct Bench {
+    server: Server,
+    rounds: usize,
+    quick: bool,
+    churn: Duration,
+}
+
+impl Bench {
+    pub(crate) async fn start(rounds: usize, quick: bool, churn: Duration) -> Result<Bench, Failure> {
+        let churn = if quick { churn / 10 } else { churn };
+        Ok(Bench { server: Server::start().await?, rounds, quick, churn })
+    }
+
+    pub(crate) async fn finish(self) -> Result<(), Failure> {
+        self.server.stop().await
+    }
+
+    /// A number of jobs, or a tenth of it where it is only to be seen that everything works.
+    fn size(&self, jobs: u64) -> u64 {
+        if self.quick { jobs / 10 } else { jobs }
+    }
+
+    /// What the figures were measured on.
+    pub(crate) async fn machine(&self) -> Result<String, Failure> {
+        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model = model.map_or("unknown processor", |(_, model)| model.trim()).to_owned();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let node = std::process::Command::new(&*NODE).arg("--version").output();
+        let node =
+            node.map_or_else(|_| "?".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        let package = fs::read_to_string(folder().join("../interop/node_modules/graphile-worker/package.json"));
+        let package: serde_json::Value = serde_json::from_str(&package.unwrap_or_default()).unwrap_or_default();
+        Ok(format!(
+            "{date}; {cores} cores ({model}), server and clients on the same; PostgreSQL {postgres} with its defaults, \
+             TCP on loopback; Node {node}, graphile-worker {package}; Rust port {port}; {rounds}",
+            date = chrono::Utc::now().format("%Y-%m-%d"),
+            postgres = self.server.version().await?,
+            package = package["version"].as_str().unwrap_or("?"),
+            port = port_version(&fs::read_to_string(folder().join("rust_port/Cargo.lock")).unwrap_or_default()),
+            rounds = if self.quick { "quick: a tenth, once".to_owned() } else { format!("{} rounds", self.rounds) },
+        ))
+    }
+
+    /// Gives each contestant its turn, round by round.
+    async fn alternate<T>(
+        &self,
+        title: &str,
+        contestants: &[Contestant],
+        mut turn: impl AsyncFnMut(Contestant) -> Result<(T, String), Failure>,
+    ) -> Result<Vec<(Contestant, Vec<T>)>, Failure> {
+        let progress = Progress::new(title, contestants.len() * self.rounds);
+        let mut results: Vec<(Contestant, Vec<T>)> =
+            contestants.iter().map(|contestant| (*contestant, Vec::new())).collect();
+        for _ in 0..self.rounds {
+            for (contestant, turns) in &mut results {
+                progress.begin(contestant.label());
+                let (result, said) = turn(*contestant).await?;
+                progress.end(&said);
+                turns.push(result);
+            }
+        }
+        Ok(results)
+    }
+
+    /// A run in a database that holds these jobs, and nothing that filling it left to do.
+    async fn run(
+        &self,
+        run: &Run<'_>,
+        prepare: impl AsyncFnOnce(&Database) -> Result<(), Failure>,
+    ) -> Result<(Outcome, Database), Failure> {
+        let database = self.server.fresh_database(run.contestant).await?;
+        prepare(&database).await?;
+        database.settle().await?;
+        Ok((run.on(&self.server, &database).await?, database))
+    }
+}
+
+fn port_version(lock: &str) -> &str {
+    let after = lock.split_once("name = \"graphile_worker\"\nversion = \"").map_or("?", |(_, after)| after);
+    after.split('"').next().unwrap_or("?")
+}
+
+/// One figure of every turn.
+fn figures<T>(turns: &[T], of: impl Fn(&T) -> f64) -> Figures {
+    let mut figures = Figures::default();
+    for turn in turns {
+        figures.add(of(turn));
+    }
+    figures
+}
+
+/// The median of a contestant's figure; 0 where it had no turn.
+fn median<T>(results: &[(Contestant, Vec<T>)], contestant: Contestant, of: impl Fn(&T) -> f64) -> f64 {
+    let turns = results.iter().find(|(who, _)| *who == contestant).map(|(_, turns)| turns);
+    turns.map_or(0.0, |turns| figures(turns, of).median())
+}
+
+fn jobs_per_second(outcome: &Outcome) -> f64 {
+    outcome.jobs as f64 / outcome.seconds.max(1e-9)
+}
+
+fn bars<T>(name: &str, title: &str, unit: &str, results: &[(Contestant, Vec<T>)], of: impl Fn(&T) -> f64) -> Plot {
+    let bar = |(contestant, turns): &(Contestant, Vec<T>)| Bar {
+        label: contestant.label().to_owned(),
+        value: figures(turns, &of).median(),
+        ours: contestant.is_ours(),
+    };
+    Plot {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        shape: Shape::Bars(results.iter().map(bar).collect()),
+    }
+}
+
+fn header(titles: &[&str]) -> Vec<String> {
+    titles.iter().map(|title| (*title).to_owned()).collect()
+}
+
+/// A run must do what it was started for.
+fn expect_jobs(contestant: Contestant, found: u64, expected: u64) -> Result<(), Failure> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{}: {found} jobs, expected {expected}", contestant.label()).into())
+}
