@@ -9,8 +9,8 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinSet;
 
-/// Beyond this, returns flatten.
-const BATCH: i32 = 500;
+/// As many as the worker's largest claim.
+const BATCH: i32 = 1000;
 
 /// How many bytes of COPY go into one message.
 const COPY_CHUNK: usize = 1 << 20;

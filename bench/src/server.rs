@@ -14,7 +14,10 @@ use tokio::sync::Mutex;
 /// How the worker's own connections are set: the same as `OWN_CONNECTIONS` of the library's options.rs.
 pub(crate) fn as_the_worker_connects(options: PgConnectOptions) -> PgConnectOptions {
     options.options([
+        ("plan_cache_mode", "force_generic_plan"),
         ("enable_seqscan", "off"),
+        ("enable_bitmapscan", "off"),
+        ("enable_sort", "off"),
         ("enable_hashjoin", "off"),
         ("enable_mergejoin", "off"),
         ("jit", "off"),

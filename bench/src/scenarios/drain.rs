@@ -9,7 +9,7 @@ use crate::report::{Goal, Section};
 use crate::server::Jobs;
 
 /// Over how many connections one worker of ours claims and reports: its limit has as many.
-const OURS_ON: Contestant = Contestant::LimitOn1;
+const OURS_ON: Contestant = Contestant::LimitOn2;
 
 const CONTESTANTS: [Contestant; 8] = [
     Contestant::Ours,
@@ -46,7 +46,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         title: "Drain".to_owned(),
         method:
             "200,000 trivial jobs (10,000 for the peers' defaults) that are there before the clock starts; until the \
-                 end of the last one. The peers run 24 jobs at a time. The limit claims and deletes 500 at a time with \
+                 end of the last one. The peers run 24 jobs at a time. The limit claims and deletes 1,000 at a time with \
                  plain SQL on our schema. CPU of PostgreSQL counts all its processes, vacuum included."
                 .to_owned(),
         header: header(&["", "processes", "jobs", "jobs/s", "PostgreSQL µs/job", "client µs/job", "peak MB/process"]),
