@@ -54,6 +54,7 @@ const OURS: [&str; 18] = [
     "constraint graphile_worker._rs_additions _rs_additions_pkey",
     "function _rs_flags_object",
     "function _rs_give_up",
+    "function _rs_job_names",
     "function _rs_job_problem",
     "function _rs_job_queue_id",
     "function _rs_json_arrays_joined",

@@ -6,9 +6,11 @@
 
 use crate::Error;
 use crate::job::Job;
+use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Postgres, Row};
 use std::sync::Arc;
 
 /// PostgreSQL cuts longer names off; two schemas could then be one.
@@ -89,6 +91,10 @@ pub(crate) struct Statements {
     pub(crate) clear_stale_locks: Statement,
     pub(crate) add_job: Statement,
     pub(crate) add_jobs: Statement,
+    pub(crate) add_merged_jobs: Statement,
+    pub(crate) add_piece: Statement,
+    pub(crate) job_names: Statement,
+    pub(crate) notify_jobs: Statement,
     pub(crate) remove_job: Statement,
     pub(crate) complete_jobs: Statement,
     pub(crate) permanently_fail_jobs: Statement,
@@ -129,6 +135,10 @@ impl Statements {
             clear_stale_locks: statement(include_str!("../sql/queries/clear_stale_locks.sql")),
             add_job: statement(include_str!("../sql/queries/add_job.sql")),
             add_jobs: statement(include_str!("../sql/queries/add_jobs.sql")),
+            add_merged_jobs: statement(include_str!("../sql/queries/add_merged_jobs.sql")),
+            add_piece: statement(include_str!("../sql/queries/add_piece.sql")),
+            job_names: statement(include_str!("../sql/queries/job_names.sql")),
+            notify_jobs: statement(include_str!("../sql/queries/notify_jobs.sql")),
             remove_job: statement(include_str!("../sql/queries/remove_job.sql")),
             complete_jobs: statement(include_str!("../sql/queries/complete_jobs.sql")),
             permanently_fail_jobs: statement(include_str!("../sql/queries/permanently_fail_jobs.sql")),
@@ -141,6 +151,36 @@ impl Statements {
             schema,
         }
     }
+}
+
+/// A value for a statement, of one of the types that ours take.
+pub(crate) enum Parameter {
+    Text(Option<String>),
+    Time(Option<DateTime<Utc>>),
+    Int(Option<i32>),
+    Bool(bool),
+    Ids(Vec<i64>),
+    Ints(Vec<Option<i32>>),
+    TextArray(Option<Vec<String>>),
+    Texts(Vec<Option<String>>),
+    Times(Vec<Option<DateTime<Utc>>>),
+    Shorts(Vec<Option<i16>>),
+}
+
+/// A statement with its values.
+pub(crate) fn bound(statement: &Statement, parameters: Vec<Parameter>) -> Query<'static, Postgres, PgArguments> {
+    parameters.into_iter().fold(sqlx::query(statement.sql()), |query, parameter| match parameter {
+        Parameter::Text(value) => query.bind(value),
+        Parameter::Time(value) => query.bind(value),
+        Parameter::Int(value) => query.bind(value),
+        Parameter::Bool(value) => query.bind(value),
+        Parameter::Ids(value) => query.bind(value),
+        Parameter::Ints(value) => query.bind(value),
+        Parameter::TextArray(value) => query.bind(value),
+        Parameter::Texts(value) => query.bind(value),
+        Parameter::Times(value) => query.bind(value),
+        Parameter::Shorts(value) => query.bind(value),
+    })
 }
 
 /// Builds a [`Job`] from a row of whichever driver. `$json` turns a parser's error into the driver's.

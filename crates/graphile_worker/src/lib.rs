@@ -33,6 +33,7 @@
 //! [`WorkerContext`] what it is given; [`HookRegistry`] lets an application hear and decide, [`migrate`] installs the
 //! schema or brings it up to date. The SQL API is the same as that of Node's worker.
 
+mod adding;
 mod context;
 mod db;
 mod error;

@@ -27,15 +27,15 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens on a connection of its own.
     pub(crate) fn start(options: PgConnectOptions, surroundings: Arc<Surroundings>) -> Listener {
-        let woken = Arc::new(Notify::new());
+        let woken = surroundings.utils.added();
         let must_leave = CancellationToken::new();
         let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone());
         Listener { woken, must_leave, task: Some(tokio::spawn(listening)) }
     }
 
-    /// Hears nothing: for poolers that cannot listen. The worker polls.
-    pub(crate) fn deaf() -> Listener {
-        Listener { woken: Arc::new(Notify::new()), must_leave: CancellationToken::new(), task: None }
+    /// Hears only of what this program adds: for poolers that cannot listen. The worker polls.
+    pub(crate) fn deaf(surroundings: &Surroundings) -> Listener {
+        Listener { woken: surroundings.utils.added(), must_leave: CancellationToken::new(), task: None }
     }
 
     /// Returns when there may be something new.

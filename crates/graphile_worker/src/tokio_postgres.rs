@@ -1,9 +1,9 @@
 //! Adding and administering jobs inside a transaction of tokio-postgres.
 
 use crate::Error;
-use crate::db::{Statement, job_from_row};
+use crate::db::{Parameter, Statement, job_from_row};
 use crate::job::Job;
-use crate::worker_utils::{Parameter, sealed};
+use crate::worker_utils::sealed;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 use tokio_postgres::types::ToSql;
@@ -30,6 +30,19 @@ impl<C: GenericClient + Sync> sealed::Source for WithinTokioPostgres<'_, C> {
             }
         })
     }
+
+    #[allow(private_interfaces)]
+    async fn numbers(
+        &self,
+        statement: &Statement,
+        parameters: Vec<Parameter>,
+        doing: impl Fn() -> String + Send + Sync,
+    ) -> Result<Vec<i64>, Error> {
+        let failed = |source| Error::TokioPostgres { doing: doing(), source };
+        let parameters: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(value).collect();
+        let rows = self.0.query(statement.text(), &parameters).await.map_err(failed)?;
+        rows.iter().map(|row| row.try_get("number")).collect::<Result<_, _>>().map_err(failed)
+    }
 }
 
 enum Failure {
@@ -55,6 +68,7 @@ fn value(parameter: &Parameter) -> &(dyn ToSql + Sync) {
         Parameter::Int(value) => value,
         Parameter::Bool(value) => value,
         Parameter::Ids(value) => value,
+        Parameter::Ints(value) => value,
         Parameter::TextArray(value) => value,
         Parameter::Texts(value) => value,
         Parameter::Times(value) => value,

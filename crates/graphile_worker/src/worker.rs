@@ -69,7 +69,7 @@ impl Worker {
         let listener = if self.settings.listen {
             Listener::start(self.settings.connect_options.clone(), self.surroundings.clone())
         } else {
-            Listener::deaf()
+            Listener::deaf(&self.surroundings)
         };
         info!(
             label = "worker",
@@ -84,7 +84,7 @@ impl Worker {
     pub async fn run_once(&self) -> Result<(), Error> {
         let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
         let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
-        self.work(Listener::deaf(), Until::NothingIsLeft).await
+        self.work(Listener::deaf(&self.surroundings), Until::NothingIsLeft).await
     }
 
     /// Tells the worker to stop: the first time it lets jobs finish, the second time it leaves at once.

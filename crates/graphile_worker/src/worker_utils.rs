@@ -1,6 +1,7 @@
 //! Adding, changing and removing jobs: from the application's pool, or inside a transaction of its own.
 
-use crate::db::{Schema, Statement, Statements};
+use crate::adding::{self, Adding, NewJob};
+use crate::db::{Parameter, Schema, Statement, Statements, bound};
 use crate::error::Doing;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
@@ -9,11 +10,11 @@ use crate::task::{BatchTaskHandler, TaskHandler};
 use crate::{Error, db};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::query::Query;
-use sqlx::{PgConnection, PgPool, Postgres, Row};
+use serde_json::value::to_raw_value;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, PgPool, Row};
 use std::sync::Arc;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 /// What may be changed about jobs that do not run; what is `None` stays.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -65,6 +66,7 @@ struct Shared {
     statements: Result<Arc<Statements>, (String, &'static str)>,
     use_local_time: bool,
     hooks: Arc<HookRegistry>,
+    adding: Arc<Adding>,
 }
 
 /// Where statements are run: the application's pool, or [`Within`] a transaction of its own.
@@ -73,8 +75,11 @@ pub trait Source: sealed::Source {}
 impl<S: sealed::Source> Source for S {}
 
 pub(crate) mod sealed {
-    use super::{Error, Job, Parameter, Statement};
+    use super::{Error, Job, Parameter, Shared, Statement};
+    use crate::adding::{self, NewJob};
+    use crate::db::Statements;
     use std::future::Future;
+    use std::sync::Arc;
 
     pub trait Source: Send + Sync {
         #[allow(private_interfaces)]
@@ -84,20 +89,42 @@ pub(crate) mod sealed {
             parameters: Vec<Parameter>,
             doing: impl Fn() -> String + Send + Sync,
         ) -> impl Future<Output = Result<Vec<Job>, Error>> + Send;
-    }
-}
 
-/// A value for a statement, of one of the types that ours take.
-pub(crate) enum Parameter {
-    Text(Option<String>),
-    Time(Option<DateTime<Utc>>),
-    Int(Option<i32>),
-    Bool(bool),
-    Ids(Vec<i64>),
-    TextArray(Option<Vec<String>>),
-    Texts(Vec<Option<String>>),
-    Times(Vec<Option<DateTime<Utc>>>),
-    Shorts(Vec<Option<i16>>),
+        /// For a statement whose rows are a `number` each.
+        #[allow(private_interfaces)]
+        fn numbers(
+            &self,
+            statement: &Statement,
+            parameters: Vec<Parameter>,
+            doing: impl Fn() -> String + Send + Sync,
+        ) -> impl Future<Output = Result<Vec<i64>, Error>> + Send;
+
+        #[allow(private_interfaces)]
+        fn add(
+            &self,
+            _shared: &Shared,
+            statements: &Arc<Statements>,
+            job: NewJob,
+        ) -> impl Future<Output = Result<Job, Error>> + Send
+        where
+            Self: Sized,
+        {
+            adding::by_itself(self, statements, job)
+        }
+
+        #[allow(private_interfaces)]
+        fn add_many(
+            &self,
+            _shared: &Shared,
+            statements: &Arc<Statements>,
+            jobs: Vec<NewJob>,
+        ) -> impl Future<Output = Result<Vec<Job>, Error>> + Send
+        where
+            Self: Sized,
+        {
+            adding::add_many_within(self, statements, jobs)
+        }
+    }
 }
 
 impl sealed::Source for PgPool {
@@ -110,10 +137,41 @@ impl sealed::Source for PgPool {
     ) -> Result<Vec<Job>, Error> {
         read(bound(statement, parameters).fetch_all(self).await, doing)
     }
+
+    #[allow(private_interfaces)]
+    async fn numbers(
+        &self,
+        statement: &Statement,
+        parameters: Vec<Parameter>,
+        doing: impl Fn() -> String + Send + Sync,
+    ) -> Result<Vec<i64>, Error> {
+        read_numbers(bound(statement, parameters).fetch_all(self).await, doing)
+    }
+
+    #[allow(private_interfaces)]
+    async fn add(&self, shared: &Shared, statements: &Arc<Statements>, job: NewJob) -> Result<Job, Error> {
+        adding::add(self, &shared.adding, statements, job).await
+    }
+
+    #[allow(private_interfaces)]
+    async fn add_many(
+        &self,
+        shared: &Shared,
+        statements: &Arc<Statements>,
+        jobs: Vec<NewJob>,
+    ) -> Result<Vec<Job>, Error> {
+        adding::add_many(self, &shared.adding, statements, jobs).await
+    }
 }
 
 /// A connection, or transaction, of the application's.
 pub struct Within<'c>(Mutex<&'c mut PgConnection>);
+
+impl<'c> Within<'c> {
+    pub(crate) fn new(connection: &'c mut PgConnection) -> Within<'c> {
+        Within(Mutex::new(connection))
+    }
+}
 
 impl sealed::Source for Within<'_> {
     #[allow(private_interfaces)]
@@ -125,26 +183,27 @@ impl sealed::Source for Within<'_> {
     ) -> Result<Vec<Job>, Error> {
         read(bound(statement, parameters).fetch_all(&mut **self.0.lock().await).await, doing)
     }
+
+    #[allow(private_interfaces)]
+    async fn numbers(
+        &self,
+        statement: &Statement,
+        parameters: Vec<Parameter>,
+        doing: impl Fn() -> String + Send + Sync,
+    ) -> Result<Vec<i64>, Error> {
+        read_numbers(bound(statement, parameters).fetch_all(&mut **self.0.lock().await).await, doing)
+    }
+}
+
+fn read_numbers(rows: sqlx::Result<Vec<PgRow>>, doing: impl Fn() -> String) -> Result<Vec<i64>, Error> {
+    let numbers = |rows: Vec<PgRow>| rows.iter().map(|row| row.try_get("number")).collect();
+    rows.and_then(numbers).doing(doing)
 }
 
 fn read(rows: sqlx::Result<Vec<PgRow>>, doing: impl Fn() -> String) -> Result<Vec<Job>, Error> {
     let rows = rows.doing(&doing)?;
     let jobs = rows.iter().filter(|row| !row.is_empty());
     jobs.map(|row| db::job(row, None)).collect::<sqlx::Result<_>>().doing(&doing)
-}
-
-fn bound(statement: &Statement, parameters: Vec<Parameter>) -> Query<'static, Postgres, PgArguments> {
-    parameters.into_iter().fold(sqlx::query(statement.sql()), |query, parameter| match parameter {
-        Parameter::Text(value) => query.bind(value),
-        Parameter::Time(value) => query.bind(value),
-        Parameter::Int(value) => query.bind(value),
-        Parameter::Bool(value) => query.bind(value),
-        Parameter::Ids(value) => query.bind(value),
-        Parameter::TextArray(value) => query.bind(value),
-        Parameter::Texts(value) => query.bind(value),
-        Parameter::Times(value) => query.bind(value),
-        Parameter::Shorts(value) => query.bind(value),
-    })
 }
 
 impl WorkerUtils {
@@ -158,32 +217,40 @@ impl WorkerUtils {
         };
         WorkerUtils {
             source: pool,
-            shared: Arc::new(Shared { statements, use_local_time: false, hooks: Arc::default() }),
+            shared: Arc::new(Shared {
+                statements,
+                use_local_time: false,
+                hooks: Arc::default(),
+                adding: Arc::default(),
+            }),
         }
     }
 
     pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>, use_local_time: bool) -> WorkerUtils {
-        let shared = Shared { statements: Ok(statements), use_local_time, hooks: Arc::default() };
+        let shared =
+            Shared { statements: Ok(statements), use_local_time, hooks: Arc::default(), adding: Arc::default() };
         WorkerUtils { source: pool, shared: Arc::new(shared) }
     }
 
     /// Whether a job without a time gets this machine's (default: no, the database's).
     pub fn with_use_local_time(self, use_local_time: bool) -> WorkerUtils {
-        let Shared { statements, hooks, .. } = &*self.shared;
-        let shared = Shared { statements: statements.clone(), use_local_time, hooks: hooks.clone() };
+        let Shared { statements, hooks, adding, .. } = &*self.shared;
+        let shared =
+            Shared { statements: statements.clone(), use_local_time, hooks: hooks.clone(), adding: adding.clone() };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
     /// Lets these hooks decide on jobs that are added (default: none).
     pub fn with_hooks(self, hooks: Arc<HookRegistry>) -> WorkerUtils {
-        let Shared { statements, use_local_time, .. } = &*self.shared;
-        let shared = Shared { statements: statements.clone(), use_local_time: *use_local_time, hooks };
+        let Shared { statements, use_local_time, adding, .. } = &*self.shared;
+        let (statements, adding) = (statements.clone(), adding.clone());
+        let shared = Shared { statements, use_local_time: *use_local_time, hooks, adding };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
     /// The same utilities inside a transaction, or on a connection, of the application's.
     pub fn within<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
-        WorkerUtils { source: Within(Mutex::new(connection)), shared: self.shared.clone() }
+        WorkerUtils { source: Within::new(connection), shared: self.shared.clone() }
     }
 
     /// The same utilities inside a transaction, or on a client, of tokio-postgres.
@@ -193,6 +260,11 @@ impl WorkerUtils {
         client: &'c C,
     ) -> WorkerUtils<crate::tokio_postgres::WithinTokioPostgres<'c, C>> {
         WorkerUtils { source: crate::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
+    }
+
+    /// Notified when jobs are added through these utilities or their clones.
+    pub(crate) fn added(&self) -> Arc<Notify> {
+        self.shared.adding.added.clone()
     }
 
     /// The application's pool.
@@ -243,21 +315,8 @@ impl<S: Source> WorkerUtils<S> {
 
     /// Adds a job whose task is known only at run time.
     pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
-        let (identifier, payload, spec) = self.hooked(identifier, &payload, spec).await?;
-        let doing = || format!("add a job of the task {identifier:?}");
-        let parameters = vec![
-            Parameter::Text(Some(identifier.clone())),
-            Parameter::Text(Some(payload)),
-            Parameter::Text(spec.queue_name),
-            Parameter::Time(self.run_at(spec.run_at)),
-            Parameter::Int(spec.max_attempts.map(i32::from)),
-            Parameter::Text(spec.job_key),
-            Parameter::Int(spec.priority.map(i32::from)),
-            Parameter::TextArray(spec.flags),
-            Parameter::Text(Some(spec.job_key_mode.unwrap_or_default().as_str().to_owned())),
-        ];
-        let added = self.source.jobs(&self.statements()?.add_job, parameters, doing).await?.pop();
-        added.ok_or_else(|| Error::Database { doing: doing(), source: sqlx::Error::RowNotFound })
+        let job = self.hooked(identifier, &payload, spec).await?;
+        self.source.add(&self.shared, self.statements()?, job).await
     }
 
     /// Adds many jobs of one task in one round trip; returns them in the order given.
@@ -279,35 +338,15 @@ impl<S: Source> WorkerUtils<S> {
         jobs: impl ExactSizeIterator<Item = (&'a str, &'a P, &'a JobSpec)>,
         max_attempts: Option<i16>,
     ) -> Result<Vec<Job>, Error> {
-        let count = jobs.len();
-        let mut batch = Batch::default();
+        let mut new_jobs = Vec::with_capacity(jobs.len());
         for (position, (identifier, payload, spec)) in jobs.enumerate() {
             if spec.job_key_mode == Some(JobKeyMode::UnsafeDedupe) {
                 return Err(Error::UnsafeDedupeInBatch { position: position + 1, identifier: identifier.to_owned() });
             }
-            let (identifier, payload, spec) = self.hooked(identifier, payload, spec.clone()).await?;
-            batch.identifiers.push(Some(identifier));
-            batch.payloads.push(Some(payload));
-            batch.queue_names.push(spec.queue_name);
-            batch.run_ats.push(self.run_at(spec.run_at));
-            batch.max_attempts.push(spec.max_attempts.or(max_attempts));
-            batch.job_keys.push(spec.job_key);
-            batch.priorities.push(spec.priority);
-            batch.flags.push(spec.flags.map(|flags| serde_json::json!(flags).to_string()));
-            batch.preserve_run_at |= spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
+            let spec = with_default_attempts(spec.clone(), max_attempts);
+            new_jobs.push(self.hooked(identifier, payload, spec).await?);
         }
-        let parameters = vec![
-            Parameter::Texts(batch.identifiers),
-            Parameter::Texts(batch.payloads),
-            Parameter::Texts(batch.queue_names),
-            Parameter::Times(batch.run_ats),
-            Parameter::Shorts(batch.max_attempts),
-            Parameter::Texts(batch.job_keys),
-            Parameter::Shorts(batch.priorities),
-            Parameter::Texts(batch.flags),
-            Parameter::Bool(batch.preserve_run_at),
-        ];
-        self.source.jobs(&self.statements()?.add_jobs, parameters, || format!("add {count} jobs")).await
+        self.source.add_many(&self.shared, self.statements()?, new_jobs).await
     }
 
     /// Removes the job with this key. One that is running is kept, without its key, and will not run again. `None`
@@ -354,21 +393,22 @@ impl<S: Source> WorkerUtils<S> {
     }
 
     /// A job as the hooks want it, its payload written as JSON.
-    async fn hooked(
-        &self,
-        identifier: &str,
-        payload: &impl Serialize,
-        spec: JobSpec,
-    ) -> Result<(String, String, JobSpec), Error> {
+    async fn hooked(&self, identifier: &str, payload: &impl Serialize, spec: JobSpec) -> Result<NewJob, Error> {
         let invalid = |source| Error::InvalidPayload { identifier: identifier.to_owned(), source };
-        if !self.shared.hooks.has::<BeforeJobSchedule>() {
-            return Ok((identifier.to_owned(), serde_json::to_string(payload).map_err(invalid)?, spec));
+        let mut job = if !self.shared.hooks.has::<BeforeJobSchedule>() {
+            NewJob { identifier: identifier.into(), payload: to_raw_value(payload).map_err(invalid)?, spec }
+        } else {
+            let payload = serde_json::to_value(payload).map_err(invalid)?;
+            let job = ScheduledJob { identifier: identifier.to_owned(), payload, spec };
+            let refused = |reason| Error::JobRefused { identifier: identifier.to_owned(), reason };
+            let job = self.shared.hooks.schedule(job).await.map_err(refused)?;
+            let payload = to_raw_value(&job.payload).map_err(invalid)?;
+            NewJob { identifier: job.identifier.into(), payload, spec: job.spec }
+        };
+        if self.shared.use_local_time {
+            job.spec.run_at.get_or_insert_with(Utc::now);
         }
-        let payload = serde_json::to_value(payload).map_err(invalid)?;
-        let job = ScheduledJob { identifier: identifier.to_owned(), payload, spec };
-        let refused = |reason| Error::JobRefused { identifier: identifier.to_owned(), reason };
-        let job = self.shared.hooks.schedule(job).await.map_err(refused)?;
-        Ok((job.identifier, job.payload.to_string(), job.spec))
+        Ok(job)
     }
 
     fn statements(&self) -> Result<&Arc<Statements>, Error> {
@@ -377,24 +417,6 @@ impl<S: Source> WorkerUtils<S> {
             .as_ref()
             .map_err(|(name, problem)| Error::InvalidSchemaName { name: name.clone(), problem })
     }
-
-    fn run_at(&self, run_at: Option<DateTime<Utc>>) -> Option<DateTime<Utc>> {
-        if self.shared.use_local_time { run_at.or_else(|| Some(Utc::now())) } else { run_at }
-    }
-}
-
-/// The fields of many jobs, an array each.
-#[derive(Default)]
-struct Batch {
-    identifiers: Vec<Option<String>>,
-    payloads: Vec<Option<String>>,
-    queue_names: Vec<Option<String>>,
-    run_ats: Vec<Option<DateTime<Utc>>>,
-    max_attempts: Vec<Option<i16>>,
-    job_keys: Vec<Option<String>>,
-    priorities: Vec<Option<i16>>,
-    flags: Vec<Option<String>>,
-    preserve_run_at: bool,
 }
 
 fn with_default_attempts(mut spec: JobSpec, max_attempts: Option<i16>) -> JobSpec {

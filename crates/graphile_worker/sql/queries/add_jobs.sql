@@ -1,7 +1,7 @@
 -- Adds many jobs: an array for each field. Flags come as the text of a JSON array each, because arrays of
--- arrays must be rectangular. Tasks are not looked up: those that are made just now are not visible here.
+-- arrays must be rectangular. Tasks are not looked up: the caller knows them, and the rows come in the order given.
 select
-  jobs.id, jobs.job_queue_id, ($1::text[])[jobs.ordinality] as task_identifier, jobs.payload::text as payload, jobs.priority,
+  jobs.id, jobs.job_queue_id, '' as task_identifier, jobs.payload::text as payload, jobs.priority,
   greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
   jobs.locked_at, jobs.revision, jobs.flags
 from :"schema".add_jobs(
@@ -15,5 +15,4 @@ from :"schema".add_jobs(
       as spec (identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags)
   ),
   $9
-) with ordinality as jobs
-order by jobs.ordinality;
+) as jobs;

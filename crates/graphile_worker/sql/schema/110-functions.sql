@@ -103,6 +103,37 @@ begin
 end
 $$;
 
+-- What many jobs have in common, for whoever then writes their rows in the same transaction: the time in microseconds,
+-- the ids of the tasks, the ids of the queues. Nothing where a name or a number of attempts is not legal: `add_jobs`
+-- says what is wrong. From here to the end of the transaction nobody may take an unused name away.
+create or replace function :"schema"._rs_job_names(identifiers text[], queue_names text[], attempts int2[])
+returns setof bigint language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+begin
+  if exists (select from unnest(identifiers) as name where _rs_job_problem(name, null, null, null, null, null) is not null)
+    or exists (select from unnest(queue_names) as name where _rs_job_problem('any', name, null, null, null, null) is not null)
+    or exists (select from unnest(attempts) as n where _rs_job_problem('any', null, n, null, null, null) is not null)
+  then
+    return;
+  end if;
+  lock table _private_jobs in row exclusive mode;
+  perform _rs_task_id(name) from (select distinct unnest(identifiers) as name order by name) as names;
+  perform _rs_job_queue_id(name) from (select distinct unnest(queue_names) as name order by name) as names;
+  return next extract(epoch from now()) * 1000000;
+  return query
+    select tasks.id::bigint
+    from unnest(identifiers) with ordinality as name (identifier, position)
+    join _private_tasks as tasks using (identifier)
+    order by name.position;
+  return query
+    select job_queues.id::bigint
+    from unnest(queue_names) with ordinality as name (queue_name, position)
+    join _private_job_queues as job_queues using (queue_name)
+    order by name.position;
+end
+$$;
+
 -- Two JSON arrays end to end, each element as it was written (a jsonb round trip would reorder keys
 -- and refuse a NUL escape).
 create or replace function :"schema"._rs_json_arrays_joined(first json, second json)
