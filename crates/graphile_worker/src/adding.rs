@@ -17,6 +17,7 @@ use sqlx::{PgPool, Postgres, Row};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 
 /// So many callers' jobs go into one statement at most.
 const LARGEST_MERGE: usize = 1000;
@@ -54,6 +55,8 @@ struct Waiting {
     jobs: Vec<Caller>,
     /// Whether somebody is on the way to the database, and will come back for these.
     under_way: bool,
+    /// Whether somebody is adding a job in a statement of its own.
+    alone: bool,
 }
 
 /// A job, and who waits for it.
@@ -82,19 +85,50 @@ pub(crate) async fn add(
         return Ok(added);
     }
     let doing = format!("add a job of the task {:?}", job.identifier);
-    let (answer, answered) = oneshot::channel();
-    let first = {
-        let mut waiting = adding.waiting();
-        waiting.jobs.push(Caller { job, answer });
-        !std::mem::replace(&mut waiting.under_way, true)
+    let (first, answered) = match adding.turn(job) {
+        Turn::Alone(job, _until_added) => return by_itself(pool, statements, job).await,
+        Turn::First(answered) => (true, answered),
+        Turn::Later(answered) => (false, answered),
     };
     if first {
         // A task of its own: it goes on for the others when this caller is gone.
-        let merging =
-            Merging { pool: pool.clone(), adding: adding.clone(), statements: statements.clone(), is_over: false };
-        tokio::spawn(merging.add_until_nobody_waits());
+        let (pool, adding, statements) = (pool.clone(), adding.clone(), statements.clone());
+        tokio::spawn(Merging { pool, adding, statements, is_over: false }.add_until_nobody_waits());
     }
-    answered.await.unwrap_or(Err(Error::Database { doing, source: sqlx::Error::WorkerCrashed }))
+    answered.await.unwrap_or_else(|_| Err(stopped(doing)))
+}
+
+/// What a caller is to do.
+enum Turn<'a> {
+    /// Nobody else is adding: a statement of its own is the fastest way. Until this is dropped.
+    Alone(NewJob, Alone<'a>),
+    /// Somebody is: take the jobs of all who come to the database.
+    First(Answered),
+    /// Somebody is on the way, and will come back for this one.
+    Later(Answered),
+}
+
+type Answered = oneshot::Receiver<Result<Job, Error>>;
+
+struct Alone<'a>(&'a Adding);
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.0.waiting().alone = false;
+        self.0.added.notify_one();
+    }
+}
+
+impl Adding {
+    fn turn(&self, job: NewJob) -> Turn<'_> {
+        let mut waiting = self.waiting();
+        if !waiting.under_way && !std::mem::replace(&mut waiting.alone, true) {
+            return Turn::Alone(job, Alone(self));
+        }
+        let (answer, answered) = oneshot::channel();
+        waiting.jobs.push(Caller { job, answer });
+        if std::mem::replace(&mut waiting.under_way, true) { Turn::Later(answered) } else { Turn::First(answered) }
+    }
 }
 
 struct Merging {
@@ -108,7 +142,9 @@ impl Drop for Merging {
     fn drop(&mut self) {
         if !self.is_over {
             // The runtime goes down: whoever waits is told, and whoever comes later begins anew.
-            *self.adding.waiting() = Waiting::default();
+            let mut waiting = self.adding.waiting();
+            waiting.jobs.clear();
+            waiting.under_way = false;
         }
     }
 }
@@ -275,7 +311,7 @@ struct Names {
 }
 
 /// Makes the tasks and queues that are new. `None` where one of the jobs is not legal.
-async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -> Result<Option<Names>, Error> {
+async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -> Result<Option<Arc<Names>>, Error> {
     let tasks: BTreeSet<&Arc<str>> = jobs.iter().map(|job| &job.identifier).collect();
     let queues: BTreeSet<&String> = jobs.iter().filter_map(|job| job.spec.queue_name.as_ref()).collect();
     let attempts: BTreeSet<i16> = jobs.iter().filter_map(|job| job.spec.max_attempts).collect();
@@ -288,11 +324,17 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
     let mut numbers = source.numbers(&statements.job_names, parameters, doing).await?.into_iter();
     let Some(now) = numbers.next().and_then(DateTime::from_timestamp_micros) else { return Ok(None) };
     let mut ids = numbers.map(|id| i32::try_from(id).unwrap_or_default());
-    Ok(Some(Names {
+    Ok(Some(Arc::new(Names {
         now,
         tasks: tasks.into_iter().cloned().zip(ids.by_ref()).collect(),
         queues: queues.into_iter().cloned().zip(ids).collect(),
-    }))
+    })))
+}
+
+impl Names {
+    fn queue(&self, job: &NewJob) -> Option<i32> {
+        job.spec.queue_name.as_ref().and_then(|name| self.queues.get(name)).copied()
+    }
 }
 
 /// Writes the rows, and returns the jobs as they now are, without reading them again.
@@ -300,31 +342,48 @@ async fn in_pieces(
     source: &impl Source,
     statements: &Statements,
     jobs: Vec<NewJob>,
-    names: &Names,
+    names: &Arc<Names>,
 ) -> Result<Vec<Job>, Error> {
     let count = jobs.len();
+    let doing = || format!("add {count} jobs");
     let mut added = Vec::with_capacity(count);
     let mut jobs = jobs.into_iter();
-    while jobs.len() > 0 {
-        let piece: Vec<NewJob> = jobs.by_ref().take(PIECE).collect();
-        let queue = |job: &NewJob| job.spec.queue_name.as_ref().and_then(|name| names.queues.get(name)).copied();
-        let parameters = vec![
-            Parameter::Ints(piece.iter().map(|job| names.tasks.get(&job.identifier).copied()).collect()),
-            Parameter::Ints(piece.iter().map(queue).collect()),
-            Parameter::Texts(piece.iter().map(|job| Some(job.payload.get().to_owned())).collect()),
-            Parameter::Times(piece.iter().map(|job| job.spec.run_at).collect()),
-            Parameter::Shorts(piece.iter().map(|job| job.spec.max_attempts).collect()),
-            Parameter::Shorts(piece.iter().map(|job| job.spec.priority).collect()),
-            Parameter::Texts(piece.iter().map(NewJob::flags).collect()),
-        ];
-        let ids = source.numbers(&statements.add_piece, parameters, || format!("add {count} jobs")).await?;
-        let as_written = ids.into_iter().zip(piece);
-        added.extend(as_written.map(|(id, job)| {
-            let queue = queue(&job);
-            written(id, queue, job, names.now)
-        }));
+    let mut next = spawn_piece(&mut jobs, names);
+    while let Some(piece) = next.take() {
+        let (piece, parameters) = piece.await.map_err(|_| stopped(doing()))?;
+        // While the database writes this one, the next is put together.
+        next = spawn_piece(&mut jobs, names);
+        let ids = source.numbers(&statements.add_piece, parameters, doing).await?;
+        let written = ids.into_iter().zip(piece).map(|(id, job)| written(id, names.queue(&job), job, names.now));
+        added.extend(written);
     }
     Ok(added)
+}
+
+type Piece = (Vec<NewJob>, Vec<Parameter>);
+
+/// Puts the next piece together on another core.
+fn spawn_piece(jobs: &mut std::vec::IntoIter<NewJob>, names: &Arc<Names>) -> Option<JoinHandle<Piece>> {
+    let piece: Vec<NewJob> = jobs.take(PIECE).collect();
+    let names = names.clone();
+    (!piece.is_empty()).then(|| {
+        tokio::spawn(async move {
+            let parameters = vec![
+                Parameter::Ints(piece.iter().map(|job| names.tasks.get(&job.identifier).copied()).collect()),
+                Parameter::Ints(piece.iter().map(|job| names.queue(job)).collect()),
+                Parameter::Texts(piece.iter().map(|job| Some(job.payload.get().to_owned())).collect()),
+                Parameter::Times(piece.iter().map(|job| job.spec.run_at).collect()),
+                Parameter::Shorts(piece.iter().map(|job| job.spec.max_attempts).collect()),
+                Parameter::Shorts(piece.iter().map(|job| job.spec.priority).collect()),
+                Parameter::Texts(piece.iter().map(NewJob::flags).collect()),
+            ];
+            (piece, parameters)
+        })
+    })
+}
+
+fn stopped(doing: String) -> Error {
+    Error::Database { doing, source: sqlx::Error::WorkerCrashed }
 }
 
 /// A job as it has just been written without a key.

@@ -182,6 +182,7 @@ pub(crate) struct Exchange {
     lanes: Arc<Lanes>,
     tasks: HashMap<i32, Arc<str>>,
     task_ids: Vec<i32>,
+    jobs_wait: bool,
     persistent: bool,
     /// Whether an exchange began whose end we have not seen, so that the database may know more than we do.
     uncertain: bool,
@@ -207,6 +208,7 @@ impl Exchange {
             lanes: Arc::default(),
             tasks: HashMap::new(),
             task_ids: Vec::new(),
+            jobs_wait: false,
             persistent,
             uncertain: false,
             tasks_learned: Instant::now(),
@@ -228,6 +230,7 @@ impl Exchange {
             lanes: self.lanes.clone(),
             tasks: self.tasks.clone(),
             task_ids: self.task_ids.clone(),
+            jobs_wait: false,
             persistent: self.persistent,
             uncertain: false,
             tasks_learned: self.tasks_learned,
@@ -245,27 +248,34 @@ impl Exchange {
     async fn learn_task_ids(&mut self, connection: &mut PgConnection, identifiers: &[Arc<str>]) -> Result<(), Error> {
         let doing = || "look up the tasks".to_owned();
         let names: Vec<String> = identifiers.iter().map(|identifier| identifier.to_string()).collect();
-        let statements = &self.statements;
-        sqlx::query(statements.ensure_tasks.sql())
-            .persistent(false)
-            .bind(&names)
-            .execute(&mut *connection)
-            .await
-            .doing(doing)?;
-        let rows = sqlx::query(statements.task_ids.sql())
-            .persistent(false)
-            .bind(&names)
-            .fetch_all(&mut *connection)
-            .await
-            .doing(doing)?;
+        let mut rows = self.task_ids(connection, &names).await.doing(doing)?;
+        if rows.len() < names.len() {
+            sqlx::query(self.statements.ensure_tasks.sql())
+                .persistent(false)
+                .bind(&names)
+                .execute(&mut *connection)
+                .await
+                .doing(doing)?;
+            rows = self.task_ids(connection, &names).await.doing(doing)?;
+        }
         for row in rows {
             let identifier: &str = row.try_get("identifier").doing(doing)?;
+            self.jobs_wait = row.try_get("jobs_wait").doing(doing)?;
             if let Some(known) = identifiers.iter().find(|known| &***known == identifier) {
                 self.tasks.insert(row.try_get("id").doing(doing)?, known.clone());
             }
         }
         self.task_ids = self.tasks.keys().copied().collect();
         Ok(())
+    }
+
+    async fn task_ids(&self, connection: &mut PgConnection, names: &[String]) -> sqlx::Result<Vec<PgRow>> {
+        sqlx::query(self.statements.task_ids.sql()).persistent(false).bind(names).fetch_all(connection).await
+    }
+
+    /// Whether any job was waiting when the tasks were last looked up.
+    pub(crate) fn jobs_wait(&self) -> bool {
+        self.jobs_wait
     }
 
     /// Reports and claims. Returns only when it is written, however long the database is away; an error is one that

@@ -13,8 +13,8 @@ use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
 use futures_util::FutureExt;
 use serde::de::DeserializeOwned;
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgPool};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -70,6 +70,9 @@ const OWN_CONNECTIONS: [(&str, &str); 8] = [
     ("jit", "off"),
     ("statement_timeout", "50s"),
 ];
+
+/// A connection of the handlers' pool that was used so recently is not asked whether it is alive.
+const TRUSTED_FOR: Duration = Duration::from_secs(1);
 
 enum Database {
     Url(String),
@@ -400,6 +403,16 @@ async fn connect(database: Option<Database>, max_connections: u32) -> Result<PgP
     };
     PgPoolOptions::new()
         .max_connections(max_connections)
+        // A connection that was just used is alive: asking would cost every query a round trip more.
+        .test_before_acquire(false)
+        .before_acquire(|connection, meta| {
+            Box::pin(async move {
+                if meta.idle_for > TRUSTED_FOR {
+                    connection.ping().await?;
+                }
+                Ok(true)
+            })
+        })
         .connect(&url)
         .await
         .doing(|| "connect to the database".to_owned())

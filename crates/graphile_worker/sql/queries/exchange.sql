@@ -95,7 +95,7 @@ queued_priorities as (
   )
   from queued_priorities as known where known.priority is not null
 ), first_queued as (
-  select due.job_queue_id
+  select due.job_queue_id, row_number() over () as nth
   from queued_priorities as known, clock, lateral (
     select jobs.job_queue_id
     from :"schema"._private_jobs as jobs
@@ -104,15 +104,22 @@ queued_priorities as (
       and jobs.priority = known.priority
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
+      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.run_at, jobs.id
     limit 50 + 4 * $13
   ) as due
   limit 50 + 4 * $13
 ), first_queues as (
   select job_queues.id
-  from (select distinct job_queue_id as id from first_queued) as first
-  join :"schema"._private_job_queues as job_queues on job_queues.id = first.id
-  where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
+  from (select job_queue_id as id, min(nth) as nth from first_queued group by job_queue_id order by nth) as first
+  cross join lateral (
+    select job_queues.id
+    from :"schema"._private_job_queues as job_queues
+    where job_queues.id = first.id
+      and (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
+    limit 1
+  ) as job_queues
+  limit $13
 ),
 -- Where those were not enough: all queues that have waiting jobs, one index probe each, up to a thousand, beginning
 -- anywhere, so that where there are more, each has its turn.
@@ -139,8 +146,14 @@ some_queue as materialized (
 -- The first job of each, then as many queues as jobs are wanted.
 heads as (
   select tried.id as job_queue_id
-  from (select id from first_queues union select id from other_queues) as tried
-  join :"schema"._private_job_queues as job_queues on job_queues.id = tried.id
+  from (
+    select id from first_queues
+    union
+    select job_queues.id
+    from other_queues
+    join :"schema"._private_job_queues as job_queues on job_queues.id = other_queues.id
+    where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
+  ) as tried
   cross join clock
   cross join lateral (
     select jobs.priority, jobs.run_at, jobs.id
@@ -153,7 +166,6 @@ heads as (
     order by jobs.priority, jobs.run_at, jobs.id
     limit 1
   ) as head
-  where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
   order by head.priority, head.run_at, head.id
   limit $13
 ), won_queues as (
