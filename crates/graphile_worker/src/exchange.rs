@@ -349,16 +349,18 @@ impl Exchange {
         report: &Report,
         wants: &Wants,
     ) -> Result<(Vec<Job>, Duration), Error> {
-        let connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => self.connect().await?,
+        self.uncertain = false;
+        let exchanging = async {
+            let connection = match self.connection.take() {
+                Some(connection) => connection,
+                None => self.connect().await?,
+            };
+            self.uncertain = true;
+            self.exchange_over(connection, report, &[], wants).await
         };
-        self.uncertain = true;
-        let exchanging = self.exchange_over(connection, report, &[], wants);
-        match tokio::time::timeout(ANSWER_TIMEOUT, exchanging).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::NoAnswer { after: ANSWER_TIMEOUT }),
-        }
+        // The first lane may have to wait for this: not for longer than for its own.
+        let in_time = tokio::time::timeout(ANSWER_TIMEOUT / 4, exchanging).await;
+        in_time.unwrap_or(Err(Error::NoAnswer { after: ANSWER_TIMEOUT / 4 }))
     }
 
     async fn exchange_over(

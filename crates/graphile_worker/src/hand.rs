@@ -475,3 +475,73 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hand() -> Hand {
+        Hand::new(Arc::default(), 4 * WORTH_A_LANE)
+    }
+
+    fn receive(hand: &Hand, lane: Lane, ids: std::ops::Range<i64>, queue: Option<i32>) {
+        hand.receive(lane, ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect());
+    }
+
+    fn finish_all(hand: &Hand) {
+        while let Some(running) = { hand.state().start() } {
+            hand.finished(&running, Outcome::Done);
+        }
+    }
+
+    fn ids(begun: Option<(Report, usize)>) -> Vec<i64> {
+        begun.map_or(Vec::new(), |(report, _)| report.ids().collect())
+    }
+
+    const MANY: i64 = WORTH_A_LANE as i64;
+
+    #[test]
+    fn a_job_is_reported_only_when_what_was_under_way_when_it_came_is_over() {
+        let hand = hand();
+        assert!(hand.begin(Lane::First, true).is_some());
+        receive(&hand, Lane::First, 0..MANY, None);
+        finish_all(&hand);
+        // The first lane's claim began before these jobs came...
+        assert_eq!(ids(hand.begin(Lane::First, true)), (0..MANY).collect::<Vec<_>>());
+        receive(&hand, Lane::Second, MANY..2 * MANY, None);
+        finish_all(&hand);
+        // ...so the second lane keeps its hands off them,
+        assert!(hand.begin(Lane::Second, false).is_none());
+        receive(&hand, Lane::First, 0..0, None);
+        // and when that is over, either may report them.
+        assert_eq!(ids(hand.begin(Lane::Second, false)), (MANY..2 * MANY).collect::<Vec<_>>());
+        assert!(!hand.is_empty(), "what is under way is in hand");
+    }
+
+    #[test]
+    fn the_second_lane_leaves_queues_and_what_goes_back_to_the_first() {
+        let hand = hand();
+        receive(&hand, Lane::First, 0..MANY, Some(7));
+        receive(&hand, Lane::First, MANY..2 * MANY, None);
+        let failed = { hand.state().start() }.expect("a job");
+        finish_all(&hand);
+        let error = crate::TaskError::new("oops");
+        hand.finished(&failed, Outcome::Failed { error, remaining: None });
+        finish_all(&hand);
+        let unqueued = ids(hand.begin(Lane::Second, false));
+        assert!(unqueued.iter().all(|id| *id >= MANY && *id != failed.job.id), "{unqueued:?}");
+        let (report, _) = hand.begin(Lane::First, false).expect("a report");
+        assert_eq!(report.free_queues, [7]);
+        assert_eq!(report.ended.len() + unqueued.len(), 2 * WORTH_A_LANE);
+    }
+
+    #[test]
+    fn a_report_that_was_not_written_comes_again() {
+        let hand = hand();
+        receive(&hand, Lane::First, 0..MANY, None);
+        finish_all(&hand);
+        let (report, _) = hand.begin(Lane::Second, false).expect("a report");
+        hand.not_written(Lane::Second, report);
+        assert_eq!(ids(hand.begin(Lane::First, false)).len(), WORTH_A_LANE);
+    }
+}

@@ -40,6 +40,31 @@ pub struct Job {
     pub flags: Option<serde_json::Value>,
 }
 
+#[cfg(test)]
+impl Job {
+    /// For tests.
+    pub(crate) fn example(id: i64) -> Job {
+        let time = DateTime::from_timestamp(1_000_000, 0).expect("a time");
+        Job {
+            id,
+            task_identifier: "t".into(),
+            payload: RawValue::from_string("{}".to_owned()).expect("JSON"),
+            job_queue_id: None,
+            priority: 0,
+            run_at: time,
+            attempts: 1,
+            max_attempts: 25,
+            last_error: None,
+            created_at: time,
+            updated_at: time,
+            key: None,
+            locked_at: None,
+            revision: 0,
+            flags: None,
+        }
+    }
+}
+
 /// What happens when a job with the same key exists already (default [`Replace`](JobKeyMode::Replace)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -39,8 +39,9 @@ impl SecondLane {
     async fn help(&mut self) {
         // Where the function for the flags fails, the first lane will say so.
         let Ok(forbidden_flags) = self.settings.forbidden_flags.current().await else { return };
-        let under_way = self.exchange.lanes().begin().await;
-        if self.exchange.is_uncertain() {
+        let lanes = self.exchange.lanes();
+        let under_way = lanes.begin().await;
+        if lanes.second_lost_an_answer.load(Ordering::Acquire) {
             return;
         }
         let look = self.hand.limits().is_empty();
@@ -50,13 +51,7 @@ impl SecondLane {
         if jobs > 0 {
             self.surroundings.hooks.emit(FetchStart, || self.surroundings.event(None)).await;
         }
-        let mut sent = Sent {
-            report,
-            hand: self.hand.clone(),
-            lanes: self.exchange.lanes(),
-            answer: Answer::Lost,
-            _under_way: under_way,
-        };
+        let mut sent = Sent { report, hand: self.hand.clone(), lanes, answer: Answer::Lost, _under_way: under_way };
         match self.exchange.exchange_once(&sent.report, &wants).await {
             Ok((jobs, took)) => {
                 sent.answer = Answer::Written;

@@ -126,24 +126,7 @@ mod tests {
     use crate::task::TaskError;
 
     fn job(attempts: i16) -> Job {
-        let run_at = DateTime::from_timestamp(1_000_000, 0).expect("a time");
-        Job {
-            id: 1,
-            task_identifier: "t".into(),
-            payload: serde_json::value::RawValue::from_string("{}".to_owned()).expect("JSON"),
-            job_queue_id: None,
-            priority: 0,
-            run_at,
-            attempts,
-            max_attempts: 3,
-            last_error: None,
-            created_at: run_at,
-            updated_at: run_at,
-            key: None,
-            locked_at: None,
-            revision: 0,
-            flags: None,
-        }
+        Job { attempts, max_attempts: 3, ..Job::example(1) }
     }
 
     fn failed(error: TaskError) -> Outcome {

@@ -211,3 +211,110 @@ async fn a_transaction_of_tokio_postgres_does_as_well() {
     let error = utils.within_tokio_postgres(&client).add_raw_job("", (), JobSpec::default()).await.unwrap_err();
     assert!(matches!(error, Error::TokioPostgres { .. }), "{error:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_that_add_at_the_same_moment_each_get_their_own_job_or_error() {
+    let db = Db::installed().await;
+    let utils = utils(&db);
+    let adding = (0..200).map(|n| {
+        let utils = utils.clone();
+        tokio::spawn(async move {
+            // Every seventh has a queue that may be new, and two are not legal.
+            let spec = match n {
+                50 => JobSpec::builder().max_attempts(0).build(),
+                120 => JobSpec::builder().queue_name("").build(),
+                n if n % 7 == 0 => JobSpec::builder().queue_name(format!("q{}", n % 3)).flags(vec!["x".into()]).build(),
+                _ => JobSpec::builder().priority(n).build(),
+            };
+            (n, utils.add_raw_job("t", json!({ "n": n }), spec).await)
+        })
+    });
+    let mut ids = std::collections::HashSet::new();
+    for adding in adding.collect::<Vec<_>>() {
+        let (n, result) = adding.await.unwrap();
+        match (n, result) {
+            (50, Err(error)) => assert!(format!("{error:?}").contains("GWBMA"), "{error:?}"),
+            (120, Err(error)) => assert!(format!("{error:?}").contains("GWBQN"), "{error:?}"),
+            (_, result) => {
+                let job = result.unwrap();
+                assert_eq!(job.payload.get(), format!("{{\"n\":{n}}}"));
+                assert_eq!(&*job.task_identifier, "t");
+                assert_eq!((job.job_queue_id.is_some(), job.flags.is_some()), (n % 7 == 0, n % 7 == 0));
+                assert_eq!(job.priority, if n % 7 == 0 { 0 } else { n });
+                ids.insert(job.id);
+            }
+        }
+    }
+    assert_eq!(ids.len(), 198);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 198);
+}
+
+#[tokio::test]
+async fn a_caller_that_gives_up_takes_nobody_along() {
+    let db = Db::installed().await;
+    let utils = utils(&db);
+    let add = || utils.add_raw_job("t", json!({}), JobSpec::default());
+    for _ in 0..20 {
+        // Polled once, so that it is on its way, and dropped.
+        let (mut first, mut second) = (Box::pin(add()), Box::pin(add()));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        drop((first, second));
+        tokio::time::timeout(std::time::Duration::from_secs(20), add()).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_large_batch_returns_what_is_in_the_table() {
+    let db = Db::installed().await;
+    let run_at = "2030-01-01T00:00:00.123456789Z".parse().unwrap();
+    let spec = |n: i64| match n % 4 {
+        0 => JobSpec::default(),
+        1 => JobSpec::builder().queue_name(format!("q{}", n % 10)).priority(-3).build(),
+        2 => JobSpec::builder().run_at(run_at).max_attempts(7).build(),
+        _ => JobSpec::builder().flags(vec!["x".to_owned(), "y".to_owned()]).build(),
+    };
+    let batch: Vec<RawJobSpec> = (0..12_000)
+        .map(|n| RawJobSpec { identifier: format!("t{}", n % 3), payload: json!({ "n": n }), spec: spec(n) })
+        .collect();
+    let jobs = utils(&db).add_raw_jobs(&batch).await.unwrap();
+    assert_eq!(jobs.len(), batch.len());
+    assert!(jobs.is_sorted_by_key(|job| job.id));
+    let said: Vec<_> = jobs
+        .iter()
+        .map(|job| {
+            json!([
+                job.id,
+                &*job.task_identifier,
+                job.payload.get(),
+                job.job_queue_id,
+                job.priority,
+                job.run_at.timestamp_micros(),
+                job.attempts,
+                job.max_attempts,
+                job.created_at.timestamp_micros(),
+                job.flags,
+            ])
+            .to_string()
+        })
+        .collect();
+    let rows: Vec<serde_json::Value> = sqlx::query_scalar(
+        "select json_build_array(jobs.id, identifier, payload::text, job_queue_id, priority, \
+           (extract(epoch from run_at) * 1000000)::bigint, attempts, max_attempts, \
+           (extract(epoch from created_at) * 1000000)::bigint, flags) \
+         from graphile_worker._private_jobs as jobs join graphile_worker._private_tasks as tasks on tasks.id = task_id \
+         order by jobs.id",
+    )
+    .fetch_all(&db.pool)
+    .await
+    .unwrap();
+    let written: Vec<String> = rows.iter().map(ToString::to_string).collect();
+    assert!(said == written, "{} / {}", said[1], written[1]);
+
+    let mut wrong = batch;
+    wrong[11_000].spec = JobSpec::builder().max_attempts(0).build();
+    let error = utils(&db).add_raw_jobs(&wrong).await.unwrap_err();
+    assert!(format!("{error:?}").contains("Job 11001 of 12000"), "{error:?}");
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 12_000);
+}
