@@ -22,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
 
 /// Beyond this many jobs a claim costs as much as it saves (bench/RESULTS.md).
@@ -153,7 +153,13 @@ pub(crate) struct Reply {
     /// Jobs that this worker holds, where an earlier answer was lost: some may be known.
     pub(crate) found_again: Vec<Job>,
     /// To be kept until the jobs are in hand.
-    pub(crate) under_way: OwnedRwLockReadGuard<()>,
+    pub(crate) under_way: UnderWay,
+}
+
+/// Keeps the lanes apart while what the worker holds is being found out, and until it is in hand.
+pub(crate) enum UnderWay {
+    Alone(#[allow(dead_code)] OwnedRwLockWriteGuard<()>),
+    Beside(#[allow(dead_code)] OwnedRwLockReadGuard<()>),
 }
 
 /// What the lanes of a worker know of each other.
@@ -321,25 +327,29 @@ impl Exchange {
             None => self.connect().await?,
         };
         let lanes = self.lanes.clone();
-        let second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         // Until the answer is here: also where we are dropped while we wait for it.
         let first_is_lost = std::mem::replace(&mut self.uncertain, true);
         let mut found_again = Vec::new();
+        let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         let under_way = if first_is_lost || second_is_lost {
             let alone = lanes.under_way.clone().write_owned().await;
+            second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
             self.end_earlier_connections(&mut connection, first_is_lost, second_is_lost).await?;
             found_again = self.held(&mut connection).await?;
             lanes.second_lost_an_answer.store(false, Ordering::Release);
-            alone.downgrade()
+            UnderWay::Alone(alone)
         } else {
-            lanes.begin().await
+            UnderWay::Beside(lanes.begin().await)
         };
         let settled: HashSet<i64> = report.ids().collect();
         found_again.retain(|job| !settled.contains(&job.id));
         // A queue whose next job was claimed without our knowledge is not free.
         let taken: HashSet<Option<i32>> = found_again.iter().map(|job| job.job_queue_id).collect();
         let free = report.free_queues.iter().copied().filter(|queue| !taken.contains(&Some(*queue)));
-        let (jobs, took) = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), wants).await?;
+        let exchanged = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), wants).await;
+        // What was found is not in hand yet: it has to be found again.
+        self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost);
+        let (jobs, took) = exchanged?;
         Ok(Reply { jobs, took, found_again, under_way })
     }
 
@@ -498,11 +508,13 @@ impl Exchange {
     }
 
     /// How long until the next job of the future is due; a question for when there is nothing else to do.
-    pub(crate) async fn next_due(&mut self, now: Option<DateTime<Utc>>) -> Option<Duration> {
+    /// After a claim that began at this moment.
+    pub(crate) async fn next_due(&mut self, now: Option<DateTime<Utc>>, began: Instant) -> Option<Duration> {
         let query = sqlx::query(self.statements.next_run_at.sql())
             .persistent(self.persistent)
             .bind(&self.task_ids)
             .bind(now)
+            .bind(1.0 + began.elapsed().as_secs_f64())
             .fetch_one(self.connection.as_mut()?);
         // Without an answer the worker polls; the next exchange will find out what is wrong.
         let row = tokio::time::timeout(ANSWER_TIMEOUT, query).await.ok()?.ok()?;

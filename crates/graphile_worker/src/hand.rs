@@ -48,6 +48,8 @@ struct State {
     second: Option<UnderWay>,
     /// Whether the last claim brought all that was wanted.
     more: bool,
+    /// Whether the second lane left something to look for: the first may have been told that there is nothing.
+    look: bool,
     /// Queues whose jobs the last report gave back: free only with the next one, because a claim in the same
     /// exchange would not see those jobs and run later ones first.
     free_next: Vec<i32>,
@@ -124,6 +126,7 @@ impl Hand {
                 first: None,
                 second: None,
                 more: false,
+                look: false,
                 free_next: Vec::new(),
                 closed: false,
             }),
@@ -183,9 +186,10 @@ impl Hand {
             Lane::First => {
                 state.give_back_what_waited_too_long();
                 let (report, wanted) = (state.report_of_first_lane(), state.wanted());
-                if report.is_empty() && !(look && wanted > 0) {
+                if report.is_empty() && !((look || state.look) && wanted > 0) {
                     return None;
                 }
+                state.look &= wanted == 0;
                 (report, wanted)
             }
             Lane::Second => {
@@ -210,12 +214,20 @@ impl Hand {
         let count = jobs.len();
         {
             let mut state = self.state();
-            if let Some(ended) = state.under_way(lane).take() {
-                state.more = ended.wanted > 0 && count >= ended.wanted;
+            if let Some(ended) = state.under_way(lane).take()
+                && ended.wanted > 0
+            {
+                state.more = count >= ended.wanted;
+                state.look |= lane == Lane::Second && state.more;
             }
             state.receive(jobs);
+            if state.closed {
+                state.give_back_waiting(|_| true);
+            }
         }
-        self.exchange_due.notify_one();
+        if lane == Lane::Second {
+            self.exchange_due.notify_one();
+        }
         for _ in 0..count {
             self.job_ready.notify_one();
         }
@@ -225,6 +237,7 @@ impl Hand {
     pub(crate) fn not_written(&self, lane: Lane, report: Report) {
         let mut state = self.state();
         *state.under_way(lane) = None;
+        state.look |= lane == Lane::Second;
         state.report.put_back(report);
         drop(state);
         self.exchange_due.notify_one();
@@ -351,8 +364,11 @@ impl State {
                 report
             }
         };
-        let free_next = std::mem::take(&mut self.free_next);
-        self.report.free_queues.extend(free_next);
+        // With jobs of a queue still to be given back, its turn has not come.
+        if !self.report.ended.iter().any(|ended| ended.job.job_queue_id.is_some()) {
+            let free_next = std::mem::take(&mut self.free_next);
+            self.report.free_queues.extend(free_next);
+        }
         report
     }
 
@@ -533,6 +549,18 @@ mod tests {
         let (report, _) = hand.begin(Lane::First, false).expect("a report");
         assert_eq!(report.free_queues, [7]);
         assert_eq!(report.ended.len() + unqueued.len(), 2 * WORTH_A_LANE);
+    }
+
+    #[test]
+    fn a_claim_of_the_second_lane_that_came_to_nothing_is_looked_for_by_the_first() {
+        let hand = hand();
+        receive(&hand, Lane::First, 0..MANY, None);
+        finish_all(&hand);
+        assert!(hand.begin(Lane::Second, false).is_some());
+        receive(&hand, Lane::Second, 0..0, None);
+        assert!(hand.begin(Lane::First, false).is_none(), "nothing to report, nothing to look for");
+        hand.not_written(Lane::Second, Report::default());
+        assert!(hand.begin(Lane::First, false).is_some_and(|(_, wanted)| wanted > 0));
     }
 
     #[test]

@@ -48,10 +48,11 @@ impl SecondLane {
         let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return };
         let now = self.settings.use_local_time.then(Utc::now);
         let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now };
+        let mut sent = Sent { report, hand: self.hand.clone(), lanes, answer: Answer::Lost, _under_way: under_way };
         if jobs > 0 {
             self.surroundings.hooks.emit(FetchStart, || self.surroundings.event(None)).await;
         }
-        let mut sent = Sent { report, hand: self.hand.clone(), lanes, answer: Answer::Lost, _under_way: under_way };
+        sent.answer = Answer::Lost;
         match self.exchange.exchange_once(&sent.report, &wants).await {
             Ok((jobs, took)) => {
                 sent.answer = Answer::Written;

@@ -276,6 +276,7 @@ impl Shift<'_> {
             };
             let limits = self.hand.limits();
             if let Some((report, room)) = self.hand.begin(Lane::First, look) {
+                let began = Instant::now();
                 let now = settings.use_local_time.then(Utc::now);
                 let wants = Wants { jobs: room, forbidden_flags, limits, now };
                 if room > 0 {
@@ -319,9 +320,9 @@ impl Shift<'_> {
                 }
                 // A limited task may have kept others out of sight: with its limit reached, they are in sight.
                 let may_be_more = claimed >= room || (claimed > 0 && !wants.limits.is_empty());
-                look = room > 0 && may_be_more;
+                look = if room > 0 { may_be_more } else { look };
                 if !look {
-                    look_at = self.next_look(now).await;
+                    look_at = self.next_look(now, began).await;
                 }
                 continue;
             }
@@ -344,8 +345,8 @@ impl Shift<'_> {
         }
     }
 
-    /// When to look again, if nothing is heard before.
-    async fn next_look(&mut self, now: Option<DateTime<Utc>>) -> Instant {
+    /// When to look again, if nothing is heard before, after a look that began at this moment.
+    async fn next_look(&mut self, now: Option<DateTime<Utc>>, began: Instant) -> Instant {
         let poll = self.worker.settings.poll_interval;
         if !self.hand.has_free_slots() {
             return Instant::now() + poll;
@@ -357,7 +358,7 @@ impl Shift<'_> {
         self.asked_at = Some(Instant::now());
         let identifiers: Vec<Arc<str>> = self.worker.tasks.keys().cloned().collect();
         self.exchange.learn_task_ids_again(&identifiers).await;
-        let wait = match self.exchange.next_due(now).await {
+        let wait = match self.exchange.next_due(now, began).await {
             Some(due) => due.clamp(SHORTEST_SLEEP, poll.max(SHORTEST_SLEEP)),
             None => poll,
         };

@@ -65,7 +65,7 @@ unqueued_priorities as (
 ), unqueued as (
   select due.*
   from unqueued_priorities as known, clock, lateral (
-    select jobs.ctid as place, jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
+    select jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
@@ -177,7 +177,7 @@ heads as (
 ), queued as (
   select due.*
   from won_queues, clock, lateral (
-    select jobs.ctid as place, jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
+    select jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id = won_queues.id
@@ -194,14 +194,14 @@ heads as (
 ), within_limits as (
   select * from candidates where $17::int[] is null
   union all
-  select place, job_queue_id, task_id, priority, run_at, id
+  select job_queue_id, task_id, priority, run_at, id
   from (
     select *, row_number() over (partition by task_id order by priority, run_at, id) as nth_of_task
     from candidates where $17 is not null
   ) as numbered
   where nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
 ), chosen as (
-  select place, job_queue_id from within_limits order by priority, run_at, id limit $13
+  select id, job_queue_id from within_limits order by priority, run_at, id limit $13
 ), queue_locks as (
   update :"schema"._private_job_queues as job_queues
   set
@@ -214,7 +214,9 @@ heads as (
 )
 update :"schema"._private_jobs as jobs
 set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
-where jobs.ctid = any (array(select place from chosen)) and jobs.is_available = true
+-- By id, although ctid is a little faster: a row that was changed since this statement began has another ctid, and would
+-- be left out here while its queue is locked above.
+where jobs.id = any (array(select id from chosen)) and jobs.is_available = true
 returning
   id, job_queue_id, task_id, payload::text as payload, priority,
   greatest(least(run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, attempts, max_attempts, last_error,

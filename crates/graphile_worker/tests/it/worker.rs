@@ -278,6 +278,65 @@ async fn jobs_run_in_order_of_priority_then_time_then_id() {
 }
 
 #[tokio::test]
+async fn jobs_of_one_moment_run_in_the_order_of_their_ids_wherever_their_rows_are() {
+    let db = Db::installed().await;
+    // The rows of the later ids lie where those of the earlier ones were.
+    db.run(
+        "select graphile_worker.add_job('t', to_json(n), run_at := '2020-01-01') from generate_series(-200, -1) as n;
+         delete from graphile_worker._private_jobs",
+    )
+    .await;
+    db.run("vacuum graphile_worker._private_jobs").await;
+    db.run(
+        "select setval(pg_get_serial_sequence('graphile_worker._private_jobs', 'id'), 1000);
+         select graphile_worker.add_job('t', to_json(n), run_at := '2020-01-01') from generate_series(201, 400) as n;
+         select setval(pg_get_serial_sequence('graphile_worker._private_jobs', 'id'), 500);
+         select graphile_worker.add_job('t', to_json(n), run_at := '2020-01-01') from generate_series(1, 200) as n",
+    )
+    .await;
+    let (sender, order) = mpsc::unbounded_channel();
+    let worker = options(&db)
+        .concurrency(1)
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    assert_eq!(all_sent(order).await, (1..=400).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn thousands_of_queues_behind_a_locked_one_all_have_their_turn() {
+    let db = Db::installed().await;
+    db.run(
+        "select graphile_worker.add_job('t', '0', 'held') from generate_series(1, 3000);
+         update graphile_worker._private_job_queues set locked_at = now(), locked_by = 'somebody else';
+         select graphile_worker.add_job('t', to_json(n), 'q' || n) from generate_series(1, 2500) as n",
+    )
+    .await;
+    let (sender, order) = mpsc::unbounded_channel();
+    let worker = options(&db)
+        .concurrency(2)
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    let mut seen = all_sent(order).await;
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=2500).collect::<Vec<_>>());
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3000);
+}
+
+#[tokio::test]
 async fn a_queue_runs_one_job_at_a_time_in_order_and_is_free_afterwards() {
     let db = Db::installed().await;
     db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 200) as n").await;
