@@ -249,6 +249,23 @@ async fn all_sent(mut receiver: mpsc::UnboundedReceiver<i64>) -> Vec<i64> {
     all
 }
 
+/// The payloads of the jobs of task `t`, in the order in which they ran.
+async fn order_of_one_run(db: &Db, concurrency: usize) -> Vec<i64> {
+    let (sender, order) = mpsc::unbounded_channel();
+    let worker = options(db)
+        .concurrency(concurrency)
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        })
+        .init()
+        .await
+        .unwrap();
+    worker.run_once().await.unwrap();
+    drop(worker);
+    all_sent(order).await
+}
+
 #[tokio::test]
 async fn jobs_run_in_order_of_priority_then_time_then_id() {
     let db = Db::installed().await;
@@ -261,19 +278,7 @@ async fn jobs_run_in_order_of_priority_then_time_then_id() {
          select graphile_worker.add_job('t', '6', priority := 3, queue_name := 'r')",
     )
     .await;
-    let (sender, order) = mpsc::unbounded_channel();
-    let worker = options(&db)
-        .concurrency(1)
-        .define_task("t", move |n: i64, _| {
-            sender.send(n).unwrap();
-            async {}
-        })
-        .init()
-        .await
-        .unwrap();
-    worker.run_once().await.unwrap();
-    drop(worker);
-    let seen = all_sent(order).await;
+    let seen = order_of_one_run(&db, 1).await;
     assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
 }
 
@@ -294,19 +299,7 @@ async fn jobs_of_one_moment_run_in_the_order_of_their_ids_wherever_their_rows_ar
          select graphile_worker.add_job('t', to_json(n), run_at := '2020-01-01') from generate_series(1, 200) as n",
     )
     .await;
-    let (sender, order) = mpsc::unbounded_channel();
-    let worker = options(&db)
-        .concurrency(1)
-        .define_task("t", move |n: i64, _| {
-            sender.send(n).unwrap();
-            async {}
-        })
-        .init()
-        .await
-        .unwrap();
-    worker.run_once().await.unwrap();
-    drop(worker);
-    assert_eq!(all_sent(order).await, (1..=400).collect::<Vec<_>>());
+    assert_eq!(order_of_one_run(&db, 1).await, (1..=400).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -318,19 +311,7 @@ async fn thousands_of_queues_behind_a_locked_one_all_have_their_turn() {
          select graphile_worker.add_job('t', to_json(n), 'q' || n) from generate_series(1, 2500) as n",
     )
     .await;
-    let (sender, order) = mpsc::unbounded_channel();
-    let worker = options(&db)
-        .concurrency(2)
-        .define_task("t", move |n: i64, _| {
-            sender.send(n).unwrap();
-            async {}
-        })
-        .init()
-        .await
-        .unwrap();
-    worker.run_once().await.unwrap();
-    drop(worker);
-    let mut seen = all_sent(order).await;
+    let mut seen = order_of_one_run(&db, 2).await;
     seen.sort_unstable();
     assert_eq!(seen, (1..=2500).collect::<Vec<_>>());
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3000);
