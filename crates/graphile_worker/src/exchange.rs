@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
 
-/// Beyond this many jobs a claim costs as much as it saves (bench/RESULTS.md).
+/// 1,000 jobs a claim instead of 500 save 2 µs of 16 a job (bench/RESULTS.md); more would be hoarding.
 const LARGEST_CLAIM: usize = 1000;
 
 /// A connection that does not answer for this long is taken for dead.

@@ -56,8 +56,8 @@ pub struct WorkerOptions {
     interrupted_job_retry_delay: Duration,
 }
 
-/// For the worker's own connections. Every statement of a worker is meant to go by an index, whatever the planner
-/// believes: statistics taken while no job was locked make it read the whole table for each report instead (280 ms
+/// For the worker's own connections. Every statement of a worker is planned once, and meant to go by an index in its
+/// order, whatever the planner believes: statistics taken while no job was locked make it read the whole table for each report instead (280 ms
 /// for 1,000 jobs of 200,000, bench/RESULTS.md). And none may go on when the worker has given up on it (after 60 seconds).
 /// A pooler may not pass these on; there, statements are planned anew every time.
 const OWN_CONNECTIONS: [(&str, &str); 8] = [

@@ -4,6 +4,7 @@
 //! It leaves to the first lane whatever needs care: the order within queues, jobs that go back, limits of tasks, and
 //! finding out what became of an exchange whose answer was lost.
 
+use crate::Error;
 use crate::context::Surroundings;
 use crate::exchange::{Exchange, Lane, Lanes, Report, Wants};
 use crate::hand::Hand;
@@ -13,9 +14,13 @@ use chrono::Utc;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
+
+/// After a failure: the server may have no connection to spare.
+const REST: Duration = Duration::from_secs(1);
 
 pub(crate) struct SecondLane {
     pub(crate) exchange: Exchange,
@@ -29,26 +34,31 @@ impl SecondLane {
     pub(crate) async fn help_until(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             tokio::select! {
-                () = self.hand.second_lane_due.notified() => self.help().await,
+                () = self.hand.second_lane_due.notified() => {
+                    if self.help().await.is_err() {
+                        let _ = tokio::time::timeout(REST, stop.cancelled()).await;
+                    }
+                }
                 () = stop.cancelled() => {}
             }
         }
         self.exchange.close().await;
     }
 
-    async fn help(&mut self) {
+    async fn help(&mut self) -> Result<(), Error> {
         // Where the function for the flags fails, the first lane will say so.
-        let Ok(forbidden_flags) = self.settings.forbidden_flags.current().await else { return };
+        let Ok(forbidden_flags) = self.settings.forbidden_flags.current().await else { return Ok(()) };
         let lanes = self.exchange.lanes();
         let under_way = lanes.begin().await;
         if lanes.second_lost_an_answer.load(Ordering::Acquire) {
-            return;
+            return Ok(());
         }
         let look = self.hand.limits().is_empty();
-        let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return };
+        let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return Ok(()) };
         let now = self.settings.use_local_time.then(Utc::now);
         let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now };
-        let mut sent = Sent { report, hand: self.hand.clone(), lanes, answer: Answer::Lost, _under_way: under_way };
+        let mut sent =
+            Sent { report, hand: self.hand.clone(), lanes, answer: Answer::NotWritten, _under_way: under_way };
         if jobs > 0 {
             self.surroundings.hooks.emit(FetchStart, || self.surroundings.event(None)).await;
         }
@@ -59,13 +69,20 @@ impl SecondLane {
                 self.hand.measured_round_trip(took);
                 self.hand.receive(Lane::Second, jobs);
                 self.surroundings.tell_written(std::mem::take(&mut sent.report)).await;
+                Ok(())
             }
             Err(error) => {
                 if !self.exchange.is_uncertain() {
                     sent.answer = Answer::NotWritten;
                 }
-                let error = error.to_string_with_sources();
-                debug!(label = "worker", worker_id = &*self.surroundings.worker_id, error, "left to the first lane");
+                let text = error.to_string_with_sources();
+                debug!(
+                    label = "worker",
+                    worker_id = &*self.surroundings.worker_id,
+                    error = text,
+                    "left to the first lane"
+                );
+                Err(error)
             }
         }
     }

@@ -319,14 +319,14 @@ impl<S: Source> WorkerUtils<S> {
         self.source.add(&self.shared, self.statements()?, job).await
     }
 
-    /// Adds many jobs of one task in one round trip; returns them in the order given.
+    /// Adds many jobs of one task, all or none; returns them in the order given.
     pub async fn add_jobs<T: TaskHandler>(&self, jobs: &[(T, &JobSpec)]) -> Result<Vec<Job>, Error> {
         let max_attempts = T::options().max_attempts;
         let jobs = jobs.iter().map(|(payload, spec)| (T::IDENTIFIER, payload, *spec));
         self.add_many(jobs, max_attempts).await
     }
 
-    /// Adds many jobs in one round trip; returns them in the order given. If any of them has the key mode
+    /// Adds many jobs, all or none; returns them in the order given. If any of them has the key mode
     /// `PreserveRunAt`, it holds for all of them; `UnsafeDedupe` is refused.
     pub async fn add_raw_jobs(&self, jobs: &[RawJobSpec]) -> Result<Vec<Job>, Error> {
         let jobs = jobs.iter().map(|job| (job.identifier.as_str(), &job.payload, &job.spec));
