@@ -16,6 +16,9 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(20);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// How long it may take until a new connection listens.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// Hears of new jobs until it is dropped.
 pub(crate) struct Listener {
     woken: Arc<Notify>,
@@ -64,8 +67,8 @@ async fn listen_for_ever(
     loop {
         tokio::time::sleep(pause.mul_f64(0.5 + jitter())).await;
         hooks.emit(ListenConnecting, || surroundings.event(None)).await;
-        let error = match connect(&options, worker_id).await {
-            Ok(mut listener) => {
+        let error = match tokio::time::timeout(CONNECT_TIMEOUT, connect(&options, worker_id)).await {
+            Ok(Ok(mut listener)) => {
                 if complained {
                     info!(label = "worker", worker_id = &**worker_id, "listening for jobs again");
                     complained = false;
@@ -79,9 +82,13 @@ async fn listen_for_ever(
                 pause = if since.elapsed() > Duration::from_secs(1) { Duration::ZERO } else { longer(pause) };
                 error
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 pause = longer(pause);
                 error.to_string()
+            }
+            Err(_) => {
+                pause = longer(pause);
+                "it does not begin to listen".to_owned()
             }
         };
         hooks.emit(ListenError, || surroundings.event(Some(error.clone()))).await;

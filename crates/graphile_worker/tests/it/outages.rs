@@ -1,7 +1,7 @@
 //! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
 
 use crate::support::{Db, Started};
-use graphile_worker::{Error, WorkerContext, WorkerOptions};
+use graphile_worker::{Error, ListenConnecting, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -167,6 +167,33 @@ async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_sa
 }
 
 /// Takes as long as the worker needs to become suspicious of silence: about 25 seconds.
+#[tokio::test]
+async fn a_connection_that_never_gets_to_listen_is_given_up() {
+    let db = Db::installed().await;
+    let network = Network::default();
+    network.deaf.store(true, Ordering::SeqCst);
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let (connecting, mut connects) = mpsc::unbounded_channel();
+    let options = options(network.pool(&db).await)
+        .use_notifications(true)
+        .poll_interval(Duration::from_secs(3600))
+        .on(ListenConnecting, move |_| {
+            connecting.send(()).unwrap();
+            async {}
+        })
+        .define_task("t", move |n: i64, _| {
+            sender.send(n).unwrap();
+            async {}
+        });
+    let started = Started::new(options).await;
+    db.add_job("'t', '1'").await;
+    assert_eq!(connects.recv().await, Some(()));
+    assert_eq!(connects.recv().await, Some(()), "the second try");
+    network.deaf.store(false, Ordering::SeqCst);
+    assert_eq!(ran.recv().await, Some(1));
+    started.stop().await;
+}
+
 #[tokio::test]
 async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced() {
     let db = Db::installed().await;
