@@ -234,6 +234,7 @@ pub(crate) mod schema {
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
     pub(crate) const INDEXES: &str = include_str!("../sql/schema/120-indexes.sql");
+    pub(crate) const TABLE_CARE: &str = include_str!("../sql/schema/130-table-care.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

@@ -29,8 +29,11 @@ const FUNCTIONS_STEP: i32 = 1;
 /// The step of our own ledger that makes the indexes.
 const INDEXES_STEP: i32 = 2;
 
+/// The step of our own ledger that tells vacuum how to treat the tables.
+const TABLE_CARE_STEP: i32 = 3;
+
 /// The highest step of our own ledger that this release knows.
-const LAST_ADDITION: i32 = 2;
+const LAST_ADDITION: i32 = 3;
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
@@ -195,6 +198,10 @@ impl Installation {
         self.ledger.iter().flatten().map(|step| step.id).max()
     }
 
+    fn has_addition(&self, id: i32) -> bool {
+        self.additions.iter().flatten().any(|step| step.id == id)
+    }
+
     fn unknown(&self) -> impl Iterator<Item = &Step> {
         self.ledger.iter().flatten().filter(|step| step.id > LEVEL)
     }
@@ -263,6 +270,7 @@ struct Plan {
     create_additions: bool,
     install_functions: bool,
     create_indexes: bool,
+    set_table_care: bool,
     /// Breaking steps that running workers of older releases are told about.
     announce: Vec<i32>,
     /// What the operator should know; nothing to be done about it here.
@@ -313,7 +321,8 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
-        create_indexes: !found.additions.iter().flatten().any(|step| step.id == INDEXES_STEP),
+        create_indexes: !found.has_addition(INDEXES_STEP),
+        set_table_care: !found.has_addition(TABLE_CARE_STEP),
         // Where nothing was installed nobody works here; the channel is the whole database's, and workers
         // of other schemas would take it personally.
         announce: if known.is_empty() {
@@ -413,6 +422,10 @@ async fn apply(
     if plan.create_indexes {
         run(connection, schema, schema::INDEXES, "create the indexes").await?;
         record(connection, schema, INDEXES_STEP, None).await?;
+    }
+    if plan.set_table_care {
+        run(connection, schema, schema::TABLE_CARE, "tell vacuum how to treat the tables").await?;
+        record(connection, schema, TABLE_CARE_STEP, None).await?;
     }
     for id in &plan.announce {
         announce(connection, schema, *id).await?;
@@ -515,7 +528,8 @@ mod tests {
 
     fn functions(checksum: &str) -> Option<Vec<Step>> {
         let functions = Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) };
-        Some(vec![functions, Step { id: INDEXES_STEP, breaking: false, checksum: None }])
+        let others = (FUNCTIONS_STEP + 1..=LAST_ADDITION).map(|id| Step { id, breaking: false, checksum: None });
+        Some([functions].into_iter().chain(others).collect())
     }
 
     fn up_to_date() -> Installation {
@@ -554,6 +568,7 @@ mod tests {
             create_additions: true,
             install_functions: true,
             create_indexes: true,
+            set_table_care: true,
             ..Plan::default()
         };
         assert_eq!(planned(&found), everything);

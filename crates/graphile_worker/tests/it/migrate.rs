@@ -34,7 +34,7 @@ async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
     let breaking: Vec<i32> = (1..=20).filter(|id| ledger[id.to_string()] == json!(true)).collect();
     assert_eq!(breaking, [1, 3, 11, 13, 14, 16, 19]);
     assert_eq!(ledger.as_object().unwrap().len(), 20, "Node's ids and no other");
-    assert_eq!(db.value("select json_agg(id) from graphile_worker._rs_additions").await, json!([1, 2]));
+    assert_eq!(db.value("select json_agg(id) from graphile_worker._rs_additions").await, json!([1, 2, 3]));
 }
 
 #[tokio::test]
@@ -54,6 +54,20 @@ async fn migrating_again_changes_nothing_and_waits_for_nobody() {
     assert!(!migration.changed);
     assert_eq!(migration.to_string(), "schema \"graphile_worker\" is up to date at level 20");
     assert_eq!(catalog(&db).await, before);
+}
+
+#[tokio::test]
+async fn vacuum_never_pauses_nor_keeps_workers_out_unless_somebody_wants_it_so() {
+    let db = Db::installed().await;
+    let settings = "select json_object_agg(relname, reloptions) from pg_class
+        where relname in ('_private_jobs', '_private_job_queues')";
+    let ours = json!(["autovacuum_vacuum_cost_delay=0", "vacuum_truncate=off"]);
+    assert_eq!(db.value(settings).await, json!({"_private_jobs": ours, "_private_job_queues": ours}));
+
+    db.run("alter table graphile_worker._private_jobs set (vacuum_truncate = on)").await;
+    migrate(&db.pool, "graphile_worker").await.unwrap();
+    let theirs = json!(["autovacuum_vacuum_cost_delay=0", "vacuum_truncate=on"]);
+    assert_eq!(db.value(settings).await["_private_jobs"], theirs);
 }
 
 #[tokio::test]
