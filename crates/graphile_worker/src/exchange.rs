@@ -196,8 +196,16 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// The first lane.
+    /// A connection for the first lane, made while something else has to be waited for. `None` where that fails: who
+    /// opens the lane will see why.
+    pub(crate) async fn connect_ahead(options: &PgConnectOptions, worker_id: &str) -> Option<PgConnection> {
+        let options = options.clone().application_name(&connection_name(worker_id, Lane::First));
+        PgConnection::connect_with(&options).await.ok()
+    }
+
+    /// The first lane, on the connection that was made ahead, if there is one and it still works.
     pub(crate) async fn open(
+        made_ahead: Option<PgConnection>,
         options: PgConnectOptions,
         statements: Arc<Statements>,
         surroundings: Arc<Surroundings>,
@@ -219,6 +227,12 @@ impl Exchange {
             uncertain: false,
             tasks_learned: Instant::now(),
         };
+        if let Some(mut connection) = made_ahead
+            && exchange.learn_task_ids(&mut connection, identifiers).await.is_ok()
+        {
+            exchange.connection = Some(connection);
+            return Ok(exchange);
+        }
         let mut connection = exchange.connect().await?;
         exchange.learn_task_ids(&mut connection, identifiers).await?;
         exchange.connection = Some(connection);

@@ -5,6 +5,7 @@ use crate::WorkerContext;
 use crate::context::{Extensions, Surroundings};
 use crate::db::{Schema, Statements};
 use crate::error::Doing;
+use crate::exchange::Exchange;
 use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::migrate::migrate;
 use crate::shutdown::Shutdown;
@@ -21,6 +22,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Mutex;
 
 /// Describes a worker.
 ///
@@ -321,19 +323,21 @@ impl WorkerOptions {
         }
         let tasks = tasks_by_name(self.tasks, self.task_options)?;
         let schema = Schema::new(&self.schema)?;
-        let pool = connect(self.database, self.max_pg_conn).await?;
-        migrate(&pool, schema.name()).await?;
-
+        let pool = pool(self.database, self.max_pg_conn)?;
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
         if self.prepared_statements {
             connect_options = connect_options.options(OWN_CONNECTIONS);
         } else {
             connect_options = connect_options.statement_cache_capacity(0);
         }
+        let worker_id = new_worker_id();
+        let (migrated, connection) =
+            tokio::join!(migrate(&pool, schema.name()), Exchange::connect_ahead(&connect_options, &worker_id));
+        migrated?;
         let statements = Arc::new(Statements::new(schema));
         let hooks = Arc::new(self.hooks);
         let surroundings = Surroundings {
-            worker_id: new_worker_id().into(),
+            worker_id: worker_id.into(),
             utils: WorkerUtils::with_statements(pool, statements.clone(), self.use_local_time)
                 .with_hooks(hooks.clone()),
             extensions: self.extensions,
@@ -357,6 +361,7 @@ impl WorkerOptions {
             tasks: Arc::new(tasks),
             surroundings: Arc::new(surroundings),
             shutdown: Shutdown::default(),
+            connection: Mutex::new(connection),
         })
     }
 }
@@ -394,14 +399,16 @@ fn tasks_by_name(
     }
 }
 
-async fn connect(database: Option<Database>, max_connections: u32) -> Result<PgPool, Error> {
+/// The pool, which connects when it is first used.
+fn pool(database: Option<Database>, max_connections: u32) -> Result<PgPool, Error> {
     let url = match database {
         Some(Database::Pool(pool)) => return Ok(pool),
         Some(Database::Url(url)) => url,
         None => std::env::var("DATABASE_URL")
             .map_err(|_| invalid("the database", "is missing: call database_url or pg_pool, or set DATABASE_URL"))?,
     };
-    PgPoolOptions::new()
+    let options = url.parse().doing(|| "read the database's URL".to_owned())?;
+    Ok(PgPoolOptions::new()
         .max_connections(max_connections)
         // A connection that was just used is alive: asking would cost every query a round trip more.
         .test_before_acquire(false)
@@ -413,9 +420,7 @@ async fn connect(database: Option<Database>, max_connections: u32) -> Result<PgP
                 Ok(true)
             })
         })
-        .connect(&url)
-        .await
-        .doing(|| "connect to the database".to_owned())
+        .connect_lazy_with(options))
 }
 
 /// `rs-` tells our workers from Node's.

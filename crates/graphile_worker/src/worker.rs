@@ -21,10 +21,12 @@ use crate::task::Task;
 use crate::worker_utils::WorkerUtils;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
+use sqlx::PgConnection;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
@@ -52,6 +54,8 @@ pub struct Worker {
     pub(crate) tasks: Arc<HashMap<Arc<str>, Task>>,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
+    /// Made while the schema was looked at, for the first run.
+    pub(crate) connection: Mutex<Option<PgConnection>>,
 }
 
 /// Whether to go on when there is nothing to do.
@@ -105,6 +109,7 @@ impl Worker {
     async fn work(&self, listener: Listener, until: Until) -> Result<(), Error> {
         let identifiers: Vec<Arc<str>> = self.tasks.keys().cloned().collect();
         let exchange = Exchange::open(
+            self.connection.lock().await.take(),
             self.settings.connect_options.clone(),
             self.surroundings.statements.clone(),
             self.surroundings.clone(),

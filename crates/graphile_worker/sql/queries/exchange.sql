@@ -106,9 +106,9 @@ queued_priorities as (
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.run_at, jobs.id
-    limit 50 + 4 * $13
+    limit 50 + 2 * $13
   ) as due
-  limit 50 + 4 * $13
+  limit 50 + 2 * $13
 ), first_queues as (
   select job_queues.id
   from (select job_queue_id as id, min(nth) as nth from first_queued group by job_queue_id order by nth) as first
@@ -118,6 +118,7 @@ queued_priorities as (
     where job_queues.id = first.id
       and (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
     limit 1
+    for update skip locked
   ) as job_queues
   limit $13
 ),
@@ -130,7 +131,7 @@ some_queue as materialized (
     where is_available = true and job_queue_id is not null
     order by job_queue_id desc limit 1
   ) as last
-  where (select count(*) from first_queued) = 50 + 4 * $13 and (select count(*) from first_queues) < $13
+  where (select count(*) from first_queued) = 50 + 2 * $13 and (select count(*) from first_queues) < $13
 ), other_queues as (
   select some_queue.id, some_queue.id as began, false as came_round, 0 as steps from some_queue
   union all
@@ -143,37 +144,35 @@ some_queue as materialized (
   ) as next on true
   where known.steps < 1000 and not (known.came_round and (next.id is null or next.id > known.began))
 ),
--- The first job of each, then as many queues as jobs are wanted.
+-- Of these, those whose first job comes first. It comes after those of the queues above, which the walk met.
 heads as (
-  select tried.id as job_queue_id
-  from (
-    select id from first_queues
-    union
-    select job_queues.id
-    from other_queues
-    join :"schema"._private_job_queues as job_queues on job_queues.id = other_queues.id
-    where job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[]))
-  ) as tried
+  select job_queues.id
+  from other_queues
+  join :"schema"._private_job_queues as job_queues on job_queues.id = other_queues.id
   cross join clock
   cross join lateral (
     select jobs.priority, jobs.run_at, jobs.id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
-      and jobs.job_queue_id = tried.id
+      and jobs.job_queue_id = job_queues.id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
     order by jobs.priority, jobs.run_at, jobs.id
     limit 1
   ) as head
+  where (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
+    and job_queues.id not in (select id from first_queues)
   order by head.priority, head.run_at, head.id
   limit $13
-), won_queues as (
+), other_won_queues as (
   select job_queues.id
   from :"schema"._private_job_queues as job_queues
-  where job_queues.id = any (array(select job_queue_id from heads))
+  where job_queues.id = any (array(select id from heads))
     and (job_queues.is_available or (job_queues.locked_by = $1 and job_queues.id = any ($11::int[])))
   for update skip locked
+), won_queues as (
+  select id from first_queues union all select id from other_won_queues
 ), queued as (
   select due.*
   from won_queues, clock, lateral (
@@ -205,11 +204,17 @@ heads as (
 ), queue_locks as (
   update :"schema"._private_job_queues as job_queues
   set
-    locked_at = case when kept.id is not null then now() end,
-    locked_by = case when kept.id is not null then $1 end
-  from
-    unnest(array(select job_queue_id from chosen where job_queue_id is not null) || $11::int[]) as touched (id)
-    left join (select distinct job_queue_id as id from chosen) as kept on kept.id = touched.id
+    locked_at = case when touched.kept then now() end,
+    locked_by = case when touched.kept then $1 end
+  from (
+    select id, bool_or(kept) as kept
+    from (
+      select job_queue_id as id, true as kept from chosen where job_queue_id is not null
+      union all
+      select unnest($11::int[]), false
+    ) as any_of
+    group by id
+  ) as touched
   where job_queues.id = touched.id and (job_queues.is_available or job_queues.locked_by = $1)
 )
 update :"schema"._private_jobs as jobs
