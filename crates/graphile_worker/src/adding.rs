@@ -370,16 +370,23 @@ fn spawn_piece(jobs: &mut std::vec::IntoIter<NewJob>, names: &Arc<Names>) -> Opt
         tokio::spawn(async move {
             let parameters = vec![
                 Parameter::Ints(piece.iter().map(|job| names.tasks.get(&job.identifier).copied()).collect()),
-                Parameter::Ints(piece.iter().map(|job| names.queue(job)).collect()),
+                Parameter::Ints(column(&piece, |job| names.queue(job))),
                 Parameter::Texts(piece.iter().map(|job| Some(job.payload.get().to_owned())).collect()),
-                Parameter::Times(piece.iter().map(|job| job.spec.run_at).collect()),
-                Parameter::Shorts(piece.iter().map(|job| job.spec.max_attempts).collect()),
-                Parameter::Shorts(piece.iter().map(|job| job.spec.priority).collect()),
-                Parameter::Texts(piece.iter().map(NewJob::flags).collect()),
+                Parameter::Times(column(&piece, |job| job.spec.run_at)),
+                Parameter::Shorts(column(&piece, |job| job.spec.max_attempts)),
+                Parameter::Shorts(column(&piece, |job| job.spec.priority)),
+                Parameter::Texts(column(&piece, NewJob::flags)),
             ];
             (piece, parameters)
         })
     })
+}
+
+/// One field of the jobs of a piece. `unnest` fills up what is shorter with nulls: where no job has the field, an empty
+/// array says so.
+fn column<T>(piece: &[NewJob], field: impl Fn(&NewJob) -> Option<T>) -> Vec<Option<T>> {
+    let column: Vec<Option<T>> = piece.iter().map(field).collect();
+    if column.iter().all(Option::is_none) { Vec::new() } else { column }
 }
 
 fn stopped(doing: String) -> Error {
