@@ -1,0 +1,336 @@
+//! The options of an item: each with its default and its check, which is the same for a line and for an item that was
+//! made by code.
+
+use crate::crontab::LONGEST_NAME;
+use crate::error::{Problem, distance, shown};
+use crate::query;
+use chrono::TimeDelta;
+use chrono_tz::{TZ_VARIANTS, Tz};
+use std::fmt;
+
+/// How the jobs of an item are added. What is not set is left to the defaults of the database.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrontabOptions {
+    /// `id`: what tells the item from others (default: its task).
+    pub id: Option<String>,
+    /// `fill`: how far back jobs are added that were missed while no worker ran (default: none are).
+    pub fill: Option<CrontabFill>,
+    /// `fillLimit`: how many of those, the newest, are added (default: all).
+    pub fill_limit: Option<u32>,
+    /// `max`: how often a job is tried.
+    pub max_attempts: Option<i16>,
+    /// `queue`: jobs of one queue run one after the other.
+    pub queue: Option<String>,
+    /// `priority`: jobs with lower numbers run first.
+    pub priority: Option<i16>,
+    /// `jobKey`: a job takes the place of the one with the same key that has not run yet.
+    pub job_key: Option<String>,
+    /// `jobKeyMode`: what a job does to that one (default: [`Replace`](CrontabJobKeyMode::Replace)).
+    pub job_key_mode: Option<CrontabJobKeyMode>,
+    /// `tz`: the zone whose clock the schedule is read by (default: UTC).
+    ///
+    /// A local time that the clock skips fires at the first instant after the gap, several of them once. One that the
+    /// clock shows twice fires the first time; but where the hour is left open (`*`), both times, so that an hourly
+    /// item does not pause when the clock is put back.
+    ///
+    /// ```
+    /// # use graphile_worker_crontab::Crontab;
+    /// let item: Crontab = "30 2 * * * wake ?tz=Europe/Paris".parse()?;
+    /// let eve = "2026-03-28T12:00:00Z".parse()?;
+    /// // On 29 March the clock goes from 02:00 to 03:00, which is 01:00 in UTC.
+    /// assert_eq!(item.next_after(eve), Some("2026-03-29T01:00:00Z".parse()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub tz: Option<Tz>,
+}
+
+/// What a job does to the one with the same key that has not run yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrontabJobKeyMode {
+    /// `replace`: all of it becomes the new job's.
+    Replace,
+    /// `preserve_run_at`: all but the time at which it is to run.
+    PreserveRunAt,
+}
+
+impl CrontabJobKeyMode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            CrontabJobKeyMode::Replace => "replace",
+            CrontabJobKeyMode::PreserveRunAt => "preserve_run_at",
+        }
+    }
+}
+
+/// How far back missed jobs are added: so many weeks, days, hours, minutes and seconds.
+///
+/// ```
+/// use graphile_worker_crontab::CrontabFill;
+///
+/// let fill = CrontabFill::new(4, 3, 2, 1, 0);
+/// assert_eq!(fill.to_string(), "4w3d2h1m");
+/// assert_eq!(fill.as_duration().num_minutes(), 44761);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrontabFill {
+    /// Weeks.
+    pub w: u32,
+    /// Days.
+    pub d: u32,
+    /// Hours.
+    pub h: u32,
+    /// Minutes.
+    pub m: u32,
+    /// Seconds.
+    pub s: u32,
+}
+
+impl CrontabFill {
+    /// Weeks, days, hours, minutes and seconds.
+    pub const fn new(w: u32, d: u32, h: u32, m: u32, s: u32) -> CrontabFill {
+        CrontabFill { w, d, h, m, s }
+    }
+
+    /// So many seconds.
+    pub const fn seconds(s: u32) -> CrontabFill {
+        CrontabFill::new(0, 0, 0, 0, s)
+    }
+
+    /// So many minutes.
+    pub const fn minutes(m: u32) -> CrontabFill {
+        CrontabFill::new(0, 0, 0, m, 0)
+    }
+
+    /// So many hours.
+    pub const fn hours(h: u32) -> CrontabFill {
+        CrontabFill::new(0, 0, h, 0, 0)
+    }
+
+    /// So many days.
+    pub const fn days(d: u32) -> CrontabFill {
+        CrontabFill::new(0, d, 0, 0, 0)
+    }
+
+    /// So many weeks.
+    pub const fn weeks(w: u32) -> CrontabFill {
+        CrontabFill::new(w, 0, 0, 0, 0)
+    }
+
+    /// All of it together. It may be longer than time is: subtract it with care.
+    pub fn as_duration(&self) -> TimeDelta {
+        let parts = [(self.w, 604_800), (self.d, 86_400), (self.h, 3_600), (self.m, 60), (self.s, 1)];
+        // At most 2.7 · 10¹⁵ seconds, of which a duration takes 9.2 · 10¹⁵.
+        TimeDelta::seconds(parts.iter().map(|(quantity, seconds)| i64::from(*quantity) * seconds).sum())
+    }
+
+    fn read(text: &str) -> Result<CrontabFill, String> {
+        let mut fill = CrontabFill::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            let unit = match rest.as_bytes().get(digits) {
+                Some(b'w') if digits > 0 => &mut fill.w,
+                Some(b'd') if digits > 0 => &mut fill.d,
+                Some(b'h') if digits > 0 => &mut fill.h,
+                Some(b'm') if digits > 0 => &mut fill.m,
+                Some(b's') if digits > 0 => &mut fill.s,
+                _ => return Err(format!("fill is {}, expected a period like `4w3d2h1m` or `30s`", shown(text))),
+            };
+            let sum = rest[..digits].parse().ok().and_then(|quantity| unit.checked_add(quantity));
+            *unit = sum.ok_or_else(|| format!("fill is {}, expected numbers up to {}", shown(text), u32::MAX))?;
+            rest = &rest[digits + 1..];
+        }
+        match text {
+            "" => Err("fill is empty, expected a period like `4w3d2h1m` or `30s`".to_owned()),
+            _ => Ok(fill),
+        }
+    }
+}
+
+impl fmt::Display for CrontabFill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == CrontabFill::default() {
+            return f.write_str("0s");
+        }
+        let parts = [(self.w, 'w'), (self.d, 'd'), (self.h, 'h'), (self.m, 'm'), (self.s, 's')];
+        parts
+            .iter()
+            .filter(|(quantity, _)| *quantity > 0)
+            .try_for_each(|(quantity, unit)| write!(f, "{quantity}{unit}"))
+    }
+}
+
+const KEYS: [&str; 9] = ["id", "fill", "fillLimit", "max", "queue", "priority", "jobKey", "jobKeyMode", "tz"];
+/// The longest key that the database takes.
+const LONGEST_JOB_KEY: usize = 512;
+
+/// The options of a line, which begin (after the `?`) at a byte of it.
+pub(crate) fn read(text: &str, at: usize) -> Result<CrontabOptions, Vec<Problem>> {
+    let mut options = CrontabOptions::default();
+    let mut problems = Vec::new();
+    let mut seen: Vec<String> = Vec::new();
+    for pair in query::pairs(text) {
+        let (start, value_start, end) = (at + pair.start, at + pair.value_start, at + pair.end);
+        if !KEYS.contains(&pair.key.as_str()) {
+            let key_end = if value_start == end { end } else { value_start - 1 };
+            problems.push(Problem::at(start, key_end, unknown(&pair.key)));
+        } else if seen.contains(&pair.key) {
+            problems.push(Problem::at(start, end, format!("option `{}` is there twice, expected once", pair.key)));
+        } else if let Err(message) = options.set(&pair.key, &pair.value) {
+            let start = if value_start == end { start } else { value_start };
+            problems.push(Problem::at(start, end, message));
+        }
+        seen.push(pair.key);
+    }
+    if options.fill_limit.is_some() && options.fill.is_none() && !seen.iter().any(|key| key == "fill") {
+        problems.push(Problem::at(at, at + text.len(), LIMIT_WITHOUT_FILL));
+    }
+    if problems.is_empty() { Ok(options) } else { Err(problems) }
+}
+
+const LIMIT_WITHOUT_FILL: &str = "option `fillLimit` is set and `fill` is not, expected both: without `fill`, nothing is backfilled that could be limited";
+
+impl CrontabOptions {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let owned = || Some(value.to_owned());
+        match key {
+            "id" => self.id = check_id(value).map(|()| owned())?,
+            "fill" => self.fill = Some(CrontabFill::read(value)?),
+            "fillLimit" => self.fill_limit = Some(number(key, value, 1, u32::MAX.into())? as u32),
+            "max" => self.max_attempts = Some(number(key, value, 1, i16::MAX.into())? as i16),
+            "queue" => self.queue = check_queue(value).map(|()| owned())?,
+            "priority" => self.priority = Some(number(key, value, i16::MIN.into(), i16::MAX.into())? as i16),
+            "jobKey" => self.job_key = check_job_key(value).map(|()| owned())?,
+            "jobKeyMode" => self.job_key_mode = Some(read_job_key_mode(value)?),
+            "tz" => self.tz = Some(read_zone(value)?),
+            _ => return Err(unknown(key)),
+        }
+        Ok(())
+    }
+
+    /// What a line could not say.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let checks = [
+            self.id.as_deref().map_or(Ok(()), check_id),
+            self.queue.as_deref().map_or(Ok(()), check_queue),
+            self.job_key.as_deref().map_or(Ok(()), check_job_key),
+            match self.max_attempts {
+                Some(max) if max < 1 => Err(format!("max is `{max}`, expected a number from 1 to {}", i16::MAX)),
+                _ => Ok(()),
+            },
+            match self.fill_limit {
+                Some(0) => Err(format!("fillLimit is `0`, expected a number from 1 to {}", u32::MAX)),
+                Some(_) if self.fill.is_none() => Err(LIMIT_WITHOUT_FILL.to_owned()),
+                _ => Ok(()),
+            },
+        ];
+        checks.into_iter().filter_map(Result::err).collect()
+    }
+}
+
+fn check_id(id: &str) -> Result<(), String> {
+    let well_formed = id.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    if well_formed {
+        return Ok(());
+    }
+    Err(format!("id is {}, expected a letter or `_`, then letters, digits, `_` or `-`", shown(id)))
+}
+
+fn check_queue(queue: &str) -> Result<(), String> {
+    if queue.is_empty() || !queue.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-:".contains(&byte)) {
+        return Err(format!("queue is {}, expected letters, digits, `_`, `-` or `:`", shown(queue)));
+    }
+    if queue.len() > LONGEST_NAME {
+        return Err(format!("queue has {} characters, expected at most {LONGEST_NAME}", queue.len()));
+    }
+    Ok(())
+}
+
+fn check_job_key(key: &str) -> Result<(), String> {
+    let length = key.chars().count();
+    if length == 0 || length > LONGEST_JOB_KEY {
+        return Err(format!("jobKey has {length} characters, expected 1–{LONGEST_JOB_KEY}"));
+    }
+    match key.chars().find(|c| *c == '\0' || is_line_end(*c)) {
+        Some('\0') => Err("jobKey has a NUL in it, which the database does not take".to_owned()),
+        Some(_) => Err(format!("jobKey is {}, expected no line break in it", shown(key).escape_debug())),
+        None => Ok(()),
+    }
+}
+
+/// What ends a line in JavaScript.
+pub(crate) fn is_line_end(c: char) -> bool {
+    matches!(c, '\n' | '\r' | '\u{2028}' | '\u{2029}')
+}
+
+fn number(key: &str, text: &str, min: i64, max: i64) -> Result<i64, String> {
+    let digits = if min < 0 { text.strip_prefix('-').unwrap_or(text) } else { text };
+    let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let value = if all_digits { text.parse().ok() } else { None };
+    value
+        .filter(|value| (min..=max).contains(value))
+        .ok_or_else(|| format!("{key} is {}, expected a number from {min} to {max}", shown(text)))
+}
+
+fn read_job_key_mode(text: &str) -> Result<CrontabJobKeyMode, String> {
+    [CrontabJobKeyMode::Replace, CrontabJobKeyMode::PreserveRunAt]
+        .into_iter()
+        .find(|mode| mode.as_str() == text)
+        .ok_or_else(|| format!("jobKeyMode is {}, expected `replace` or `preserve_run_at`", shown(text)))
+}
+
+fn read_zone(text: &str) -> Result<Tz, String> {
+    // `Etc/GMT+5` in a query string is `Etc/GMT 5`; no zone has a space in its name.
+    let name = text.replace(' ', "+");
+    name.parse().map_err(|_| {
+        let near = near_zones(&name);
+        let expected = if near.is_empty() { "expected an IANA zone like `Europe/Paris`".to_owned() } else { near };
+        format!("tz is {}, which is no zone: {expected}", shown(text))
+    })
+}
+
+/// "did you mean `Europe/Paris`?", with up to three zones.
+fn near_zones(name: &str) -> String {
+    // Nothing is near to what is longer than any name.
+    if name.len() > 64 {
+        return String::new();
+    }
+    let likeness = |zone: &Tz| {
+        let city = zone.name().rsplit('/').next().unwrap_or_default();
+        let far = distance(name, zone.name()).min(distance(name, city));
+        (far <= name.chars().count() / 3).then_some((far, zone.name()))
+    };
+    let mut near: Vec<(usize, &str)> = TZ_VARIANTS.iter().filter_map(likeness).collect();
+    near.sort();
+    let best = near.first().map_or(0, |(far, _)| *far);
+    let names: Vec<String> =
+        near.iter().take_while(|(far, _)| *far <= best).take(3).map(|(_, zone)| format!("`{zone}`")).collect();
+    if names.is_empty() { String::new() } else { format!("did you mean {}?", names.join(" or ")) }
+}
+
+fn unknown(key: &str) -> String {
+    match meant(key) {
+        Some(known) => format!("option {} is not known, did you mean `{known}`?", shown(key)),
+        None => format!("option {} is not known, expected one of {}", shown(key), KEYS.join(", ")),
+    }
+}
+
+/// The option that a misspelt one may be.
+fn meant(key: &str) -> Option<&'static str> {
+    if key.len() > 40 {
+        return None;
+    }
+    let plain: String = key.chars().filter(|c| c.is_alphanumeric()).collect::<String>().to_lowercase();
+    if plain == "timezone" || plain == "zone" {
+        return Some("tz");
+    }
+    let nearest = KEYS.iter().map(|known| (distance(&plain, known), *known)).min()?;
+    if nearest.0 <= 2 && nearest.0 < plain.chars().count().min(nearest.1.len()) {
+        return Some(nearest.1);
+    }
+    // `maxAttempts`, `queueName`, `backfill`.
+    KEYS.into_iter()
+        .filter(|known| known.len() > 2 && plain.contains(&known.to_lowercase()))
+        .max_by_key(|known| known.len())
+}
