@@ -1,0 +1,224 @@
+//! The words of the errors, whole.
+
+use crate::complaint;
+use graphile_worker_crontab::parse_crontab;
+
+fn says(crontab: &str, expected: &[&str]) {
+    assert_eq!(complaint(crontab), expected.join("\n"));
+}
+
+#[test]
+fn value_outside_is_underlined() {
+    says(
+        "# weekly\n\n61 4 * * 1 send_weekly_email\n",
+        &["crontab line 3, column 1: minute is `61`, expected 0–59", "  61 4 * * 1 send_weekly_email", "  ^^"],
+    );
+}
+
+#[test]
+fn part_of_a_list_is_underlined_alone() {
+    says(
+        "\t0 1,5-3,9 * * *\ttask\r\n",
+        &[
+            "crontab line 1, column 6: hour range is `5-3`, expected its end to be above its start",
+            "  0 1,5-3,9 * * * task",
+            "      ^^^",
+        ],
+    );
+}
+
+#[test]
+fn everything_wrong_in_a_file_is_told_at_once() {
+    says(
+        "60 * * 13 * one ?max=0&prio=2 {a\n* * * * * two\nnonsense\n",
+        &[
+            "crontab line 1, column 1: minute is `60`, expected 0–59",
+            "  60 * * 13 * one ?max=0&prio=2 {a",
+            "  ^^",
+            "crontab line 1, column 8: month is `13`, expected 1–12 or jan–dec",
+            "  60 * * 13 * one ?max=0&prio=2 {a",
+            "         ^^",
+            "crontab line 1, column 22: max is `0`, expected a number from 1 to 32767",
+            "  60 * * 13 * one ?max=0&prio=2 {a",
+            "                       ^",
+            "crontab line 1, column 24: option `prio` is not known, expected one of id, fill, fillLimit, max, queue, priority, jobKey, jobKeyMode, tz",
+            "  60 * * 13 * one ?max=0&prio=2 {a",
+            "                         ^^^^",
+            "crontab line 1, column 31: payload does not end, expected a `}` at the end of the line",
+            "  60 * * 13 * one ?max=0&prio=2 {a",
+            "                                ^",
+            "crontab line 3, column 1: 0 schedule fields before `nonsense`, expected 5 (minute, hour, day of the month, month and day of the week) and then the task",
+            "  nonsense",
+            "  ^^^^^^^^",
+        ],
+    );
+}
+
+#[test]
+fn too_few_fields_are_counted() {
+    says(
+        "30 4 * * send_weekly_email ?max=2",
+        &[
+            "crontab line 1, column 10: 4 schedule fields before `send_weekly_email`, expected 5 (minute, hour, day of the month, month and day of the week) and then the task",
+            "  30 4 * * send_weekly_email ?max=2",
+            "           ^^^^^^^^^^^^^^^^^",
+        ],
+    );
+    says(
+        "* * *",
+        &[
+            "crontab line 1, column 5: 3 schedule fields, expected 5 (minute, hour, day of the month, month and day of the week) and then the task",
+            "  * * *",
+            "      ^",
+        ],
+    );
+    says(
+        "30 4 * * 1",
+        &["crontab line 1, column 11: there is no task after the schedule", "  30 4 * * 1", "            ^"],
+    );
+}
+
+#[test]
+fn word_in_the_place_of_a_field_is_told() {
+    says(
+        "30 four * * 1 task",
+        &[
+            "crontab line 1, column 4: hour is `four`, expected 0–23, `*`, `*/n`, a range `a-b` or several of these with commas between",
+            "  30 four * * 1 task",
+            "     ^^^^",
+        ],
+    );
+}
+
+#[test]
+fn repeated_identifier_names_both_lines() {
+    says(
+        "0 1 * * * email\n\n0 2 * * * email {a: 1}",
+        &[
+            "crontab line 3, column 11: identifier `email` is also that of line 1, expected each item to have its own: give one of them another with `?id=…`",
+            "  0 2 * * * email {a: 1}",
+            "            ^^^^^",
+        ],
+    );
+    says(
+        "0 1 * * * a ?id=x\n0 2 * * * b ?max=2&id=x",
+        &[
+            "crontab line 2, column 23: identifier `x` is also that of line 1, expected each item to have its own: give one of them another with `?id=…`",
+            "  0 2 * * * b ?max=2&id=x",
+            "                        ^",
+        ],
+    );
+}
+
+#[test]
+fn options_without_a_question_mark_are_told() {
+    says(
+        "0 1 * * * email fill=2d",
+        &[
+            "crontab line 1, column 17: options are `fill=2d`, expected a `?` before them",
+            "  0 1 * * * email fill=2d",
+            "                  ^^^^^^^",
+        ],
+    );
+    says(
+        "0 1 * * * email?fill=2d",
+        &[
+            "crontab line 1, column 16: there is no space before `?`, expected one after the task",
+            "  0 1 * * * email?fill=2d",
+            "                 ^",
+        ],
+    );
+    says(
+        "0 1 * * * email ? {}",
+        &["crontab line 1, column 17: there are no options after `?`", "  0 1 * * * email ? {}", "                  ^"],
+    );
+    says(
+        "0 1 * * * email ?max=1 & id=x",
+        &[
+            "crontab line 1, column 24: `&` follows, expected `?options`, `{payload}` or nothing",
+            "  0 1 * * * email ?max=1 & id=x",
+            "                         ^",
+        ],
+    );
+}
+
+#[test]
+fn misspelt_option_is_recognised() {
+    says(
+        "0 1 * * * email ?fil=2d",
+        &[
+            "crontab line 1, column 18: option `fil` is not known, did you mean `fill`?",
+            "  0 1 * * * email ?fil=2d",
+            "                   ^^^",
+        ],
+    );
+}
+
+#[test]
+fn payload_that_is_no_object_or_no_json5_is_told() {
+    says(
+        "0 1 * * * email [1, 2]",
+        &[
+            "crontab line 1, column 17: payload is `[1, 2]`, expected an object like `{key: 'value'}`",
+            "  0 1 * * * email [1, 2]",
+            "                  ^^^^^^",
+        ],
+    );
+    says(
+        "0 1 * * * email {é: 1, b 2}",
+        &[
+            "crontab line 1, column 26: payload is not JSON5 at `2`: expected colon",
+            "  0 1 * * * email {é: 1, b 2}",
+            "                           ^",
+        ],
+    );
+    says(
+        "0 1 * * * email {a: 'b}",
+        &[
+            "crontab line 1, column 23: payload ends before it is complete",
+            "  0 1 * * * email {a: 'b}",
+            "                        ^",
+        ],
+    );
+    says(
+        "0 1 * * * email {a: 1} ?max=2",
+        &[
+            "crontab line 1, column 24: options follow the payload, expected them before it",
+            "  0 1 * * * email {a: 1} ?max=2",
+            "                         ^^^^^^",
+        ],
+    );
+}
+
+#[test]
+fn unknown_shorthand_lists_the_known_ones() {
+    says(
+        "@reboot task",
+        &[
+            "crontab line 1, column 1: schedule is `@reboot`, expected one of @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually",
+            "  @reboot task",
+            "  ^^^^^^^",
+        ],
+    );
+}
+
+#[test]
+fn long_lines_are_shown_in_part() {
+    let line = format!("0 1 * * * email {{text: '{}', b 2, c: '{}'}}", "x".repeat(300), "y".repeat(300));
+    says(
+        &line,
+        &[
+            "crontab line 1, column 330: payload is not JSON5 at `2`: expected colon",
+            &format!("  …{}', b 2, c: '{}…", "x".repeat(45), "y".repeat(43)),
+            &format!("  {}^", " ".repeat(51)),
+        ],
+    );
+}
+
+#[test]
+fn errors_are_told_one_by_one_too() {
+    let error = parse_crontab("x\n* * * * * a\n* * * * * a").unwrap_err();
+    let places: Vec<(usize, usize)> = error.errors.iter().map(|error| (error.line, error.column)).collect();
+    assert_eq!(places, [(1, 1), (3, 11)]);
+    assert!(error.errors[1].message.starts_with("identifier `a` is also that of line 2"));
+}
