@@ -4,8 +4,9 @@
 use graphile_worker_devdb::{Cluster, TestDatabase};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 /// graphile-worker 0.18 needs it.
@@ -118,6 +119,24 @@ impl Db {
         let result = sqlx::query_scalar::<_, Option<Value>>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await;
         result.unwrap_or_else(|error| panic!("{error}\n{sql}")).unwrap_or(Value::Null)
     }
+}
+
+/// What Node's parser makes of crontabs; see `node/crontab.cjs`.
+pub fn node_reads_crontabs(package: &str, questions: &Value) -> Vec<Value> {
+    let mut child = Command::new(&*NODE)
+        .arg(script("crontab.cjs"))
+        .arg(package)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("Node runs");
+    // It reads all of them before it answers.
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(questions.to_string().as_bytes()).expect("Node reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("Node ends");
+    assert!(output.status.success(), "{}", output.status);
+    serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
 fn run_worker(arguments: &[&str]) {
