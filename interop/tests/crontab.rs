@@ -318,8 +318,12 @@ impl Lot {
     fn options(&mut self) -> String {
         let keys = ["id", "fill", "max", "queue", "priority", "jobKey", "jobKeyMode"];
         let some = 1 + self.below(4);
-        let mut pairs: Vec<String> =
-            keys.iter().filter_map(|key| self.once_in(some).then(|| self.option(key))).collect();
+        let mut pairs = Vec::new();
+        for key in keys {
+            if self.once_in(some) {
+                pairs.push(self.option(key));
+            }
+        }
         if self.once_in(15) {
             pairs.push(self.odd_option());
         }

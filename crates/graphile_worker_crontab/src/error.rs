@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Everything that is wrong with a crontab, from the first line to the last.
+/// Everything that is wrong with a crontab, from the first line to the last; its text tells the first hundred.
 ///
 /// ```
 /// let error = graphile_worker_crontab::parse_crontab("61 4 * * 1 send_weekly_email").unwrap_err();
@@ -14,7 +14,7 @@ use std::fmt;
 /// );
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", joined(errors, "\n"))]
+#[error("{}", beginning(errors))]
 #[non_exhaustive]
 pub struct CrontabParseError {
     /// At least one.
@@ -131,6 +131,16 @@ pub(crate) fn shown(text: &str) -> String {
     match text.char_indices().nth(LONGEST) {
         None => format!("`{text}`"),
         Some((end, _)) => format!("`{}…`", &text[..end]),
+    }
+}
+
+/// So many errors are told before it is said how many more there are.
+const TOLD: usize = 100;
+
+fn beginning(errors: &[CrontabError]) -> String {
+    match errors.split_at_checked(TOLD) {
+        Some((told, rest)) if !rest.is_empty() => format!("{}\nand {} more", joined(told, "\n"), rest.len()),
+        _ => joined(errors, "\n"),
     }
 }
 

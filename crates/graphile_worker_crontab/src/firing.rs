@@ -97,7 +97,8 @@ impl Clock {
         zone.offset_from_utc_datetime(&instant.naive_utc()).fix().local_minus_utc().into()
     }
 
-    /// The first change after one instant, up to another; two of them are never less than a day apart.
+    /// The first change after one instant, up to another. In no zone have there been two within 40 hours, and none is
+    /// searched for in more.
     fn change_between(&self, mut before: i64, mut after: i64) -> Option<Change> {
         let offset_before = self.offset(before);
         if self.0.is_none() || self.offset(after) == offset_before {

@@ -296,10 +296,14 @@ fn near_zones(name: &str) -> String {
     if name.len() > 64 {
         return String::new();
     }
+    let furthest = name.chars().count() / 3;
     let likeness = |zone: &Tz| {
-        let city = zone.name().rsplit('/').next().unwrap_or_default();
-        let far = distance(name, zone.name()).min(distance(name, city));
-        (far <= name.chars().count() / 3).then_some((far, zone.name()))
+        let zone = zone.name();
+        let city = zone.rsplit('/').next().unwrap_or_default();
+        // What differs more in length differs more, and is not worth comparing.
+        let near = [zone, city].into_iter().filter(|text| text.len().abs_diff(name.len()) <= furthest);
+        let far = near.map(|text| distance(name, text)).min()?;
+        (far <= furthest).then_some((far, zone))
     };
     let mut near: Vec<(usize, &str)> = TZ_VARIANTS.iter().filter_map(likeness).collect();
     near.sort();

@@ -164,9 +164,10 @@ fn count_fields(words: &[Word<'_>]) -> Result<usize, Vec<Problem>> {
 
 fn too_few_fields(words: &[Word<'_>]) -> Problem {
     let fields = words.iter().take_while(|word| looks_like_field(word.text)).count();
+    let noun = if fields == 1 { "field" } else { "fields" };
     let found = match words.get(fields) {
-        Some(word) => format!("{fields} schedule fields before {}", shown(word.text)),
-        None => format!("{fields} schedule fields"),
+        Some(word) => format!("{fields} schedule {noun} before {}", shown(word.text)),
+        None => format!("{fields} schedule {noun}"),
     };
     let Word { start, text } = words.get(fields).or(words.last()).copied().unwrap_or(Word { text: "", start: 0 });
     Problem::at(start, start + text.len(), format!("{found}, expected 5 ({FIVE_FIELDS}) and then the task"))

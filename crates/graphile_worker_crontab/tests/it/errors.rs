@@ -222,3 +222,12 @@ fn errors_are_told_one_by_one_too() {
     assert_eq!(places, [(1, 1), (3, 11)]);
     assert!(error.errors[1].message.starts_with("identifier `a` is also that of line 2"));
 }
+
+#[test]
+fn text_of_very_many_errors_ends_with_their_number() {
+    let error = parse_crontab(&"x\n".repeat(1000)).unwrap_err();
+    assert_eq!(error.errors.len(), 1000);
+    let text = error.to_string();
+    assert_eq!(text.lines().count(), 301);
+    assert!(text.ends_with("\nand 900 more"));
+}

@@ -32,6 +32,12 @@ fn several_skipped_times_and_a_regular_one_are_one_firing() {
 }
 
 #[test]
+fn skipped_time_of_an_hourly_item_is_made_up_for_too() {
+    let fired = firings("30 * * * * task ?tz=Europe/Paris", "2026-03-29T00:00:00Z", 3);
+    assert_eq!(fired, ["2026-03-29T00:30:00Z", "2026-03-29T01:00:00Z", "2026-03-29T01:30:00Z"]);
+}
+
+#[test]
 fn repeated_time_fires_the_first_time_only() {
     // Paris, 25 October 2026: 03:00 becomes 02:00 at 01:00 UTC.
     let fired = firings("30 2 * * * task ?tz=Europe/Paris", "2026-10-24T12:00:00Z", 2);
