@@ -44,12 +44,14 @@
 //!   `@midnight`, `@weekly`, `@monthly`, `@yearly` and `@annually`;
 //! - `?fillLimit=n`: of what is to be backfilled, only the newest `n`.
 //!
-//! And we refuse what Node's parser lets through although the database would refuse the job each time it is due:
+//! And we refuse some of what Node's parser lets through. First, what the database refuses each time such a job is due:
 //!
-//! - `max` outside 1–32767, `priority` outside −32768–32767, a quantity of `fill` above 4294967295;
+//! - `max` outside 1–32767 and `priority` outside −32768–32767;
 //! - a task identifier or `queue` of more than 128 characters, a `jobKey` that is empty or has more than 512;
-//! - NUL in a `jobKey` or in a payload, half of a surrogate pair in a payload, and a payload that is nested more than
-//!   100 levels deep.
+//! - NUL in a `jobKey` or in a payload.
+//!
+//! Then, what has no place in a value of Rust: a quantity of `fill` above 4294967295, half of a surrogate pair in a
+//! payload, and a payload that is nested more than 100 levels deep.
 //!
 //! The payload is read by the crate `json5`, which differs from JavaScript's package in three corners: an integer
 //! between 2⁵³ and 2⁶⁴ keeps all its digits, a hexadecimal number of more than 32 digits is refused, and a few letters
