@@ -6,6 +6,10 @@
 -- nobody waits for anybody). A queue stays locked while this worker has jobs of it, and passes from one of its
 -- jobs to the next without being free in between.
 --
+-- The plan is made once, perhaps while the table is empty, and has to serve when it is full. So nothing may look cheap
+-- then only: rows are found by `id = any (array[…])`, which can begin at the other side alone, and where an index of the
+-- contract could be read from end to end because its condition holds, the condition is not repeated.
+--
 -- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_queued and
 -- _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
 --
@@ -21,7 +25,7 @@ with recursive clock as (
 ), finished as (
   delete from :"schema"._private_jobs as jobs
   using unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
-  where jobs.id = outcome.id and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
+  where jobs.id = any (array[outcome.id]) and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
 ), given_back as (
   update :"schema"._private_jobs as jobs
   set
@@ -45,7 +49,7 @@ with recursive clock as (
     clock,
     unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[])
       as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key)
-  where jobs.id = outcome.id and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
+  where jobs.id = any (array[outcome.id]) and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
 ),
 -- The priorities that occur among jobs without a queue: one index probe each. Within one, due jobs come first, so
 -- that jobs of the future are never read.
@@ -148,7 +152,7 @@ some_queue as materialized (
 heads as (
   select job_queues.id
   from other_queues
-  join :"schema"._private_job_queues as job_queues on job_queues.id = other_queues.id
+  join :"schema"._private_job_queues as job_queues on job_queues.id = any (array[other_queues.id])
   cross join clock
   cross join lateral (
     select jobs.priority, jobs.run_at, jobs.id
@@ -215,13 +219,13 @@ heads as (
     ) as any_of
     group by id
   ) as touched
-  where job_queues.id = touched.id and (job_queues.is_available or job_queues.locked_by = $1)
+  where job_queues.id = any (array[touched.id]) and (job_queues.is_available or job_queues.locked_by = $1)
 )
 update :"schema"._private_jobs as jobs
 set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
 -- By id, although ctid is a little faster: a row that was changed since this statement began has another ctid, and would
 -- be left out here while its queue is locked above.
-where jobs.id = any (array(select id from chosen)) and jobs.is_available = true
+where jobs.id = any (array(select id from chosen))
 returning
   id, job_queue_id, task_id, payload::text as payload, priority,
   greatest(least(run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, attempts, max_attempts, last_error,

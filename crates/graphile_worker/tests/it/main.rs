@@ -11,6 +11,7 @@ mod job_key;
 mod migrate;
 mod old_layouts;
 mod outages;
+mod plans;
 mod processes;
 mod races;
 mod search_path;
