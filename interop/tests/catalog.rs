@@ -46,12 +46,16 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 21] = [
+const OURS: [&str; 27] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
     "column _rs_additions.ts",
+    "column _rs_crontab_items.identifier",
+    "column _rs_crontab_items.item",
+    "column _rs_crontab_items.since",
     "constraint graphile_worker._rs_additions _rs_additions_pkey",
+    "constraint graphile_worker._rs_crontab_items _rs_crontab_items_pkey",
     "function _rs_flags_object",
     "function _rs_give_up",
     "function _rs_job_names",
@@ -64,10 +68,12 @@ const OURS: [&str; 21] = [
     "function _rs_put_keyed_job",
     "function _rs_task_id",
     "index graphile_worker._rs_additions_pkey",
+    "index graphile_worker._rs_crontab_items_pkey",
     "index graphile_worker._rs_jobs_by_queue",
     "index graphile_worker._rs_jobs_queued",
     "index graphile_worker._rs_jobs_unqueued",
     "table _rs_additions",
+    "table _rs_crontab_items",
 ];
 
 async fn catalog(db: &Db) -> BTreeMap<String, Value> {

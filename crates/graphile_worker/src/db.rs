@@ -104,6 +104,10 @@ pub(crate) struct Statements {
     pub(crate) delete_unused_tasks: Statement,
     pub(crate) delete_unused_queues: Statement,
     pub(crate) delete_failed_jobs: Statement,
+    pub(crate) cron_time: Statement,
+    pub(crate) cron_known: Statement,
+    pub(crate) cron_ticks: Statement,
+    pub(crate) cron_items: Statement,
 }
 
 /// The text of a statement; cheap to clone, as the driver wants it owned.
@@ -148,6 +152,10 @@ impl Statements {
             delete_unused_tasks: statement(include_str!("../sql/queries/delete_unused_tasks.sql")),
             delete_unused_queues: statement(include_str!("../sql/queries/delete_unused_queues.sql")),
             delete_failed_jobs: statement(include_str!("../sql/queries/delete_failed_jobs.sql")),
+            cron_time: statement(include_str!("../sql/queries/cron_time.sql")),
+            cron_known: statement(include_str!("../sql/queries/cron_known.sql")),
+            cron_ticks: statement(include_str!("../sql/queries/cron_ticks.sql")),
+            cron_items: statement(include_str!("../sql/queries/cron_items.sql")),
             schema,
         }
     }
@@ -235,6 +243,7 @@ pub(crate) mod schema {
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
     pub(crate) const INDEXES: &str = include_str!("../sql/schema/120-indexes.sql");
     pub(crate) const TABLE_CARE: &str = include_str!("../sql/schema/130-table-care.sql");
+    pub(crate) const CRONTAB_ITEMS: &str = include_str!("../sql/schema/140-crontab-items.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

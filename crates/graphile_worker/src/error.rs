@@ -89,6 +89,48 @@ pub enum Error {
         source: serde_json::Error,
     },
 
+    /// A crontab has mistakes in it.
+    #[error("the crontab cannot be used:\n{source}")]
+    InvalidCrontab {
+        /// All of them.
+        source: graphile_worker_crontab::CrontabParseError,
+    },
+
+    /// An item of a crontab was described in code with something that a crontab cannot say.
+    #[error(transparent)]
+    InvalidCronItem {
+        /// What is wrong with it.
+        source: graphile_worker_crontab::CrontabItemError,
+    },
+
+    /// A time at which something is to recur is no time.
+    #[error(transparent)]
+    InvalidSchedule {
+        /// What is wrong with it.
+        source: graphile_worker_crontab::ScheduleError,
+    },
+
+    /// Two items of the worker's crontab cannot be told apart.
+    #[error(
+        "two crontab items (of the tasks {:?} and {:?}) have the identifier {identifier:?}, and their ticks would be taken for one another's: give one of them another with `?id=…` or `.id(…)`",
+        tasks[0], tasks[1]
+    )]
+    CronIdentifierTwice {
+        /// The identifier.
+        identifier: String,
+        /// Their tasks.
+        tasks: [String; 2],
+    },
+
+    /// The payload of a recurring job has no place for `_cron`.
+    #[error(
+        "the payload of the crontab item of the task {identifier:?} is not an object in JSON: `_cron`, which says when the job was due, has to go into it"
+    )]
+    CronPayloadNotAnObject {
+        /// The task.
+        identifier: String,
+    },
+
     /// A hook did not let a job be added.
     #[error("a job of the task {identifier:?} was not added: {reason}")]
     JobRefused {

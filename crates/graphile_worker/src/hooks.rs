@@ -2,6 +2,8 @@
 //! empty list.
 
 use crate::job::{Job, JobSpec};
+use chrono::{DateTime, Utc};
+use graphile_worker_crontab::Crontab;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::future::Future;
@@ -48,6 +50,30 @@ pub struct ScheduledJob {
     pub payload: serde_json::Value,
     /// How it is to be scheduled.
     pub spec: JobSpec,
+}
+
+/// The context of [`CronTick`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CronTickContext {
+    /// The worker that looked.
+    pub worker_id: Arc<str>,
+    /// What time it was.
+    pub at: DateTime<Utc>,
+}
+
+/// The context of events of a recurring job.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CronJobContext {
+    /// The worker that added it.
+    pub worker_id: Arc<str>,
+    /// The item of the crontab.
+    pub crontab: Arc<Crontab>,
+    /// When it was due.
+    pub at: DateTime<Utc>,
+    /// The job.
+    pub job_id: i64,
 }
 
 /// What becomes of a job that is to be added.
@@ -118,7 +144,13 @@ events! {
     JobFailed: JobEventContext => ();
     /// What became of a job is written.
     JobComplete: JobEventContext => ();
-    /// Decides whether and how a job is added.
+    /// The crontab was looked at, and what was due is added: at least once a minute.
+    CronTick: CronTickContext => ();
+    /// A recurring job was added, by this worker, when it was due.
+    CronJobScheduled: CronJobContext => ();
+    /// A recurring job was added that had been missed.
+    CronJobBackfilled: CronJobContext => ();
+    /// Decides whether and how a job is added, by the application or by the crontab.
     BeforeJobSchedule: ScheduledJob => JobScheduleResult;
     /// Decides whether a job is run.
     BeforeJobRun: JobEventContext => HookResult;
@@ -150,6 +182,9 @@ type Handler<E> =
 /// | `job:error` | [`JobError`] | its handler failed |
 /// | `job:failed` | [`JobFailed`] | … for the last time |
 /// | `job:complete` | [`JobComplete`] | what became of it is written |
+/// | `cron:started`, `cron:schedule`, `cron:prematureTimer`, `cron:overdueTimer` | [`CronTick`] | the crontab was looked at |
+/// | `cron:scheduled` | [`CronJobScheduled`] | a recurring job was added |
+/// | `cron:backfill` | [`CronJobBackfilled`] | … that had been missed |
 ///
 /// Three more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`].
 ///

@@ -30,11 +30,13 @@
 //! ```
 //!
 //! [`WorkerOptions`] describes a worker, [`WorkerUtils`] adds and administers jobs, [`TaskHandler`] is a task and
-//! [`WorkerContext`] what it is given; [`HookRegistry`] lets an application hear and decide, [`migrate`] installs the
+//! [`WorkerContext`] what it is given; [`Cron`] and [`parse_crontab`] say what recurs, [`HookRegistry`] lets an application hear and decide, [`migrate`] installs the
 //! schema or brings it up to date. The SQL API is the same as that of Node's worker.
 
 mod adding;
 mod context;
+mod cron;
+mod cron_items;
 mod db;
 mod error;
 mod exchange;
@@ -55,12 +57,18 @@ mod worker;
 mod worker_utils;
 
 pub use context::WorkerContext;
+pub use cron::TestClock;
+pub use cron_items::{Cron, CronItem, IntoCron};
 pub use error::Error;
+pub use graphile_worker_crontab::{
+    Crontab, CrontabError, CrontabFill, CrontabItemError, CrontabJobKeyMode, CrontabOptions, CrontabParseError,
+    Schedule, ScheduleError, Tz, parse_crontab,
+};
 pub use hooks::{
-    AfterJobRun, BeforeJobRun, BeforeJobSchedule, Event, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult,
-    JobComplete, JobError, JobEventContext, JobFailed, JobScheduleResult, JobStart, JobSuccess, ListenConnecting,
-    ListenError, ListenSuccess, Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerShutdown,
-    WorkerStart, WorkerStop,
+    AfterJobRun, BeforeJobRun, BeforeJobSchedule, CronJobBackfilled, CronJobContext, CronJobScheduled, CronTick,
+    CronTickContext, Event, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult, JobComplete, JobError,
+    JobEventContext, JobFailed, JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess,
+    Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
 };
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate};

@@ -32,8 +32,11 @@ const INDEXES_STEP: i32 = 2;
 /// The step of our own ledger that tells vacuum how to treat the tables.
 const TABLE_CARE_STEP: i32 = 3;
 
+/// The step of our own ledger that makes the table of crontab items.
+const CRONTAB_ITEMS_STEP: i32 = 4;
+
 /// The highest step of our own ledger that this release knows.
-const LAST_ADDITION: i32 = 3;
+const LAST_ADDITION: i32 = 4;
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
@@ -271,6 +274,7 @@ struct Plan {
     install_functions: bool,
     create_indexes: bool,
     set_table_care: bool,
+    create_crontab_items: bool,
     /// Breaking steps that running workers of older releases are told about.
     announce: Vec<i32>,
     /// What the operator should know; nothing to be done about it here.
@@ -323,6 +327,7 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         install_functions: functions_are_ours_to_install(found, &mut warnings),
         create_indexes: !found.has_addition(INDEXES_STEP),
         set_table_care: !found.has_addition(TABLE_CARE_STEP),
+        create_crontab_items: !found.has_addition(CRONTAB_ITEMS_STEP),
         // Where nothing was installed nobody works here; the channel is the whole database's, and workers
         // of other schemas would take it personally.
         announce: if known.is_empty() {
@@ -426,6 +431,10 @@ async fn apply(
     if plan.set_table_care {
         run(connection, schema, schema::TABLE_CARE, "tell vacuum how to treat the tables").await?;
         record(connection, schema, TABLE_CARE_STEP, None).await?;
+    }
+    if plan.create_crontab_items {
+        run(connection, schema, schema::CRONTAB_ITEMS, "create the table of crontab items").await?;
+        record(connection, schema, CRONTAB_ITEMS_STEP, None).await?;
     }
     for id in &plan.announce {
         announce(connection, schema, *id).await?;
@@ -569,6 +578,7 @@ mod tests {
             install_functions: true,
             create_indexes: true,
             set_table_care: true,
+            create_crontab_items: true,
             ..Plan::default()
         };
         assert_eq!(planned(&found), everything);

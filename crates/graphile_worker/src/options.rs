@@ -3,6 +3,8 @@
 use crate::Error;
 use crate::WorkerContext;
 use crate::context::{Extensions, Surroundings};
+use crate::cron::{Clock, TestClock};
+use crate::cron_items::{self, IntoCron};
 use crate::db::{Schema, Statements};
 use crate::error::Doing;
 use crate::exchange::Exchange;
@@ -13,6 +15,7 @@ use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, Ta
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
 use futures_util::FutureExt;
+use graphile_worker_crontab::Crontab;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgPool};
@@ -48,6 +51,8 @@ pub struct WorkerOptions {
     task_options: HashMap<String, TaskOptions>,
     extensions: Extensions,
     hooks: HookRegistry,
+    crontabs: Vec<Crontab>,
+    cron_clock: Option<TestClock>,
     use_local_time: bool,
     forbidden_flags: ForbiddenFlags,
     listen: bool,
@@ -120,6 +125,8 @@ pub(crate) struct Settings {
     pub(crate) shutdown_signal: Option<ShutdownSignal>,
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
+    pub(crate) crontabs: Vec<Arc<Crontab>>,
+    pub(crate) cron_clock: Clock,
 }
 
 impl Default for WorkerOptions {
@@ -134,6 +141,8 @@ impl Default for WorkerOptions {
             task_options: HashMap::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
+            crontabs: Vec::new(),
+            cron_clock: None,
             use_local_time: false,
             forbidden_flags: ForbiddenFlags::None,
             listen: true,
@@ -243,6 +252,30 @@ impl WorkerOptions {
         self
     }
 
+    /// A job that recurs while the worker [runs](Worker::run): an item made by [`Cron`](crate::Cron), a [`Crontab`], or
+    /// the text of a crontab, and then the result is a `Result`. Its task need not be one of this worker's.
+    ///
+    /// ```
+    /// # use graphile_worker::WorkerOptions;
+    /// let options = WorkerOptions::default().with_cron("0 8 * * * send_daily_report ?tz=Europe/Paris")?;
+    /// # Ok::<(), graphile_worker::Error>(())
+    /// ```
+    pub fn with_cron<C: IntoCron>(self, cron: C) -> C::Options {
+        cron.add_to(self)
+    }
+
+    /// Jobs that recur: many items.
+    pub fn with_crons(mut self, items: impl IntoIterator<Item = impl Into<Crontab>>) -> WorkerOptions {
+        self.crontabs.extend(items.into_iter().map(Into::into));
+        self
+    }
+
+    /// Goes by this clock for jobs that recur (default: the database's).
+    pub fn cron_clock(mut self, clock: &TestClock) -> WorkerOptions {
+        self.cron_clock = Some(clock.clone());
+        self
+    }
+
     /// Whether this machine's clock decides which jobs are due (default: no, the database's).
     pub fn use_local_time(mut self, use_local_time: bool) -> WorkerOptions {
         self.use_local_time = use_local_time;
@@ -322,6 +355,12 @@ impl WorkerOptions {
             return Err(invalid("poll_interval", "is zero, expected more"));
         }
         let tasks = tasks_by_name(self.tasks, self.task_options)?;
+        let crontabs = cron_items::checked(self.crontabs)?;
+        let cron_clock = match self.cron_clock {
+            Some(clock) => Clock::Test(clock),
+            None if self.use_local_time => Clock::Local,
+            None => Clock::Database,
+        };
         let schema = Schema::new(&self.schema)?;
         let pool = pool(self.database, self.max_pg_conn)?;
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
@@ -357,6 +396,8 @@ impl WorkerOptions {
                 shutdown_signal: self.shutdown_signal,
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
+                crontabs,
+                cron_clock,
             }),
             tasks: Arc::new(tasks),
             surroundings: Arc::new(surroundings),

@@ -5,6 +5,7 @@
 
 use crate::Error;
 use crate::context::{Surroundings, WorkerContext};
+use crate::cron::RunningCron;
 use crate::exchange::{Exchange, Lane, Wants};
 use crate::execute::{Outcome, execute};
 use crate::hand::{Hand, Running};
@@ -81,7 +82,13 @@ impl Worker {
             tasks = ?self.tasks.keys().collect::<Vec<_>>(),
             "connected and looking for jobs"
         );
-        self.work(listener, Until::Told).await
+        let clock = (!self.settings.crontabs.is_empty())
+            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown.asked));
+        let ended = self.work(listener, Until::Told).await;
+        if let Some(clock) = clock {
+            clock.stop().await;
+        }
+        ended
     }
 
     /// Runs jobs until none is left that could run now, then returns.

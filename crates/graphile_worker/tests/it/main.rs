@@ -5,6 +5,7 @@
 mod add_job;
 mod add_jobs;
 mod admin;
+mod cron;
 mod documented_sql;
 mod hooks;
 mod job_key;

@@ -1,11 +1,10 @@
 //! The Rust of the specification, as it is written there, with only the task types and a function around it.
-//! (Its crontab examples follow with the crontab.)
 
 use crate::support::Db;
 use chrono::Utc;
 use graphile_worker::{
-    IntoTaskHandlerResult, JobKeyMode, JobSpec, JobSpecBuilder, RescheduleJobOptions, TaskHandler, WorkerContext,
-    WorkerOptions,
+    Cron, CrontabFill, IntoTaskHandlerResult, JobKeyMode, JobSpec, JobSpecBuilder, RescheduleJobOptions, TaskHandler,
+    WorkerContext, WorkerOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +26,7 @@ macro_rules! task {
 task!(SendEmail, "send_email", { to: String, subject: String, body: String });
 task!(SyncUser, "sync_user", { user_id: i64 });
 task!(UpdateAccount, "update_account", { id: i64 });
+task!(SendDailyReport, "send_daily_report", {});
 
 fn email() -> SendEmail {
     SendEmail { to: String::new(), subject: String::new(), body: String::new() }
@@ -95,5 +95,26 @@ async fn scheduling() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     worker.run_once().await?;
     // Two are of the future, and one has not all the fields of its task.
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn cron() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let db = Db::empty().await;
+    let worker = WorkerOptions::default()
+        .define_job::<SendDailyReport>()
+        .with_cron(Cron::daily_at::<SendDailyReport>(8, 0)?.fill(CrontabFill::hours(1)))
+        .pg_pool(db.pool.clone())
+        .init()
+        .await?;
+    worker.run_once().await?;
+
+    let worker = WorkerOptions::default()
+        .define_job::<SendDailyReport>()
+        .with_cron("0 8 * * * send_daily_report")?
+        .pg_pool(db.pool.clone())
+        .init()
+        .await?;
+    worker.run_once().await?;
     Ok(())
 }

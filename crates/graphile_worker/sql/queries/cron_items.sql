@@ -1,0 +1,11 @@
+-- Says what the crontab items $1 are ($2), and returns those that somebody else has said to be something else.
+with others as (
+  select said.identifier, said.item
+  from unnest($1::text[], $2::text[]) as mine (identifier, item)
+  join :"schema"._rs_crontab_items as said on said.identifier = mine.identifier and said.item <> mine.item
+), mine as (
+  insert into :"schema"._rs_crontab_items as said (identifier, item)
+  select * from unnest($1, $2)
+  on conflict (identifier) do update set item = excluded.item, since = now() where said.item <> excluded.item
+)
+select identifier, item from others;

@@ -1,0 +1,43 @@
+-- Adds the jobs of ticks of crontab items, each of which nobody has added yet: the item's last_execution is before it.
+-- Locks the items, in the order in which they come, which is that of the crontab: Node's worker takes the same order.
+--
+-- $1 identifiers  $2 ticks  $3 tasks  $4 payloads  $5 queues  $6 maximum attempts  $7 keys  $8 priorities  $9 key modes
+-- $10 flags, as JSON  $11 run_at.
+-- Returns for each tick, by its place in the arrays, whether its item is known, and the job, if it was added here.
+with ticks as (
+  select *
+  from unnest(
+    $1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::int2[], $7::text[], $8::int2[], $9::text[],
+    $10::text[], $11::timestamptz[]
+  ) with ordinality
+    as tick (identifier, at, task, payload, queue, max_attempts, key, priority, key_mode, flags, run_at, nth)
+), items as (
+  select known.identifier, known.last_execution
+  from (select identifier, min(nth) as nth from ticks group by identifier) as wanted
+  join :"schema"._private_known_crontabs as known on known.identifier = wanted.identifier
+  order by wanted.nth
+  for update of known
+), new_ticks as (
+  select ticks.*
+  from ticks join items on items.identifier = ticks.identifier
+  where items.last_execution is null or items.last_execution < ticks.at
+  order by ticks.nth
+), added as (
+  select
+    nth,
+    (:"schema".add_job(
+      task, payload::json, queue, run_at, max_attempts, key, priority,
+      case when flags is not null then array(select json_array_elements_text(flags::json)) end, key_mode
+    )).id as job_id
+  from new_ticks
+), moved as (
+  update :"schema"._private_known_crontabs as known
+  set last_execution = newest.at
+  from (select identifier, max(at) as at from new_ticks group by identifier) as newest
+  where known.identifier = newest.identifier
+)
+select ticks.nth, items.identifier is not null as is_known, added.job_id
+from ticks
+left join items on items.identifier = ticks.identifier
+left join added on added.nth = ticks.nth
+order by ticks.nth;

@@ -1,0 +1,251 @@
+//! Saying what recurs: items of a crontab, typed or as text, and how a worker gets them.
+//! When their jobs are added is decided in `cron`; what the text means, in the crate `graphile_worker_crontab`.
+
+use crate::options::WorkerOptions;
+use crate::task::TaskHandler;
+use crate::{Error, error};
+use chrono::Weekday;
+use graphile_worker_crontab::{
+    Crontab, CrontabFill, CrontabJobKeyMode, CrontabParseError, Schedule, ScheduleError, Tz, parse_crontab,
+};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// Describes a job that recurs, in code; times are UTC unless [`tz`](CronItem::tz) says otherwise.
+///
+/// ```
+/// # use graphile_worker::{IntoTaskHandlerResult, TaskHandler, WorkerContext};
+/// use graphile_worker::{Cron, CrontabFill, WorkerOptions};
+/// # #[derive(serde::Serialize, serde::Deserialize)]
+/// # struct SendDailyReport {}
+/// # impl TaskHandler for SendDailyReport {
+/// #     const IDENTIFIER: &'static str = "send_daily_report";
+/// #     async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {}
+/// # }
+///
+/// let report = Cron::daily_at::<SendDailyReport>(8, 0)?.fill(CrontabFill::hours(1));
+/// assert_eq!(report.to_string(), "0 8 * * * send_daily_report ?fill=1h");
+/// let options = WorkerOptions::default().define_job::<SendDailyReport>().with_cron(report);
+/// # Ok::<(), graphile_worker::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Cron;
+
+impl Cron {
+    /// Every minute.
+    pub fn every_minute<T: TaskHandler>() -> CronItem<T> {
+        Cron::on_schedule(Schedule::every_minute())
+    }
+
+    /// Every `n` minutes (1–59), counted from each full hour.
+    pub fn every_n_minutes<T: TaskHandler>(n: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::every_n_minutes(n)?))
+    }
+
+    /// Every hour at this minute (0–59).
+    pub fn hourly_at<T: TaskHandler>(minute: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::hourly_at(minute)?))
+    }
+
+    /// Every day at this time.
+    pub fn daily_at<T: TaskHandler>(hour: u32, minute: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::daily_at(hour, minute)?))
+    }
+
+    /// Every week on this day at this time.
+    pub fn weekly_on<T: TaskHandler>(weekday: Weekday, hour: u32, minute: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::weekly_on(weekday, hour, minute)?))
+    }
+
+    /// Every month that has this day, at this time.
+    pub fn monthly_on<T: TaskHandler>(day: u32, hour: u32, minute: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::monthly_on(day, hour, minute)?))
+    }
+
+    /// Every year on this day at this time.
+    pub fn yearly_on<T: TaskHandler>(month: u32, day: u32, hour: u32, minute: u32) -> Result<CronItem<T>, Error> {
+        Ok(Cron::on_schedule(Schedule::yearly_on(month, day, hour, minute)?))
+    }
+
+    /// By any schedule that a crontab can say: `"0 8-18/2 * * mon-fri".parse()?`.
+    pub fn on_schedule<T: TaskHandler>(schedule: Schedule) -> CronItem<T> {
+        CronItem { crontab: Crontab::new(schedule, T::IDENTIFIER), task: PhantomData }
+    }
+}
+
+/// An item of a crontab whose jobs are of the task `T`. Made by [`Cron`]; its text is a line of a crontab.
+pub struct CronItem<T> {
+    crontab: Crontab,
+    task: PhantomData<fn() -> T>,
+}
+
+impl<T: TaskHandler> CronItem<T> {
+    /// What tells it from other items (default: the task). Needed where a task recurs in more than one way; changed, the
+    /// item is a new one.
+    pub fn id(mut self, id: impl Into<String>) -> CronItem<T> {
+        self.crontab.options.id = Some(id.into());
+        self
+    }
+
+    /// How far back jobs are added that were missed while no worker ran (default: none are).
+    pub fn fill(mut self, fill: CrontabFill) -> CronItem<T> {
+        self.crontab.options.fill = Some(fill);
+        self
+    }
+
+    /// How many of those are added, the newest (default: all).
+    pub fn fill_limit(mut self, limit: u32) -> CronItem<T> {
+        self.crontab.options.fill_limit = Some(limit);
+        self
+    }
+
+    /// How often a job is tried.
+    pub fn max_attempts(mut self, attempts: i16) -> CronItem<T> {
+        self.crontab.options.max_attempts = Some(attempts);
+        self
+    }
+
+    /// The queue, whose jobs run one after the other.
+    pub fn queue(mut self, queue: impl Into<String>) -> CronItem<T> {
+        self.crontab.options.queue = Some(queue.into());
+        self
+    }
+
+    /// Jobs with lower numbers run first.
+    pub fn priority(mut self, priority: i16) -> CronItem<T> {
+        self.crontab.options.priority = Some(priority);
+        self
+    }
+
+    /// A job takes the place of the one with the same key that has not run yet: they never pile up.
+    pub fn job_key(mut self, key: impl Into<String>) -> CronItem<T> {
+        self.crontab.options.job_key = Some(key.into());
+        self
+    }
+
+    /// What it does to that one.
+    pub fn job_key_mode(mut self, mode: CrontabJobKeyMode) -> CronItem<T> {
+        self.crontab.options.job_key_mode = Some(mode);
+        self
+    }
+
+    /// The zone of the times (default: UTC).
+    pub fn tz(mut self, zone: Tz) -> CronItem<T> {
+        self.crontab.options.tz = Some(zone);
+        self
+    }
+
+    /// What each job is given, beside `_cron`, which says when it was due. Has to be an object in JSON.
+    pub fn payload(mut self, payload: T) -> Result<CronItem<T>, Error> {
+        let identifier = || T::IDENTIFIER.to_owned();
+        match serde_json::to_value(payload) {
+            Ok(Value::Object(payload)) => self.crontab.payload = Some(payload),
+            Ok(_) => return Err(Error::CronPayloadNotAnObject { identifier: identifier() }),
+            Err(source) => return Err(Error::InvalidPayload { identifier: identifier(), source }),
+        }
+        Ok(self)
+    }
+}
+
+impl<T> From<CronItem<T>> for Crontab {
+    fn from(item: CronItem<T>) -> Crontab {
+        item.crontab
+    }
+}
+
+impl<T> Clone for CronItem<T> {
+    fn clone(&self) -> CronItem<T> {
+        CronItem { crontab: self.crontab.clone(), task: PhantomData }
+    }
+}
+
+impl<T> fmt::Display for CronItem<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.crontab.fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for CronItem<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CronItem({self})")
+    }
+}
+
+/// What [`WorkerOptions::with_cron`] takes: an item, or the text of a crontab, which may have mistakes in it.
+pub trait IntoCron {
+    /// The options with the item, or for a text a `Result` of them.
+    type Options;
+
+    #[doc(hidden)]
+    fn add_to(self, options: WorkerOptions) -> Self::Options;
+}
+
+impl IntoCron for Crontab {
+    type Options = WorkerOptions;
+
+    fn add_to(self, options: WorkerOptions) -> WorkerOptions {
+        options.with_crons([self])
+    }
+}
+
+impl<T: TaskHandler> IntoCron for CronItem<T> {
+    type Options = WorkerOptions;
+
+    fn add_to(self, options: WorkerOptions) -> WorkerOptions {
+        options.with_crons([self])
+    }
+}
+
+impl IntoCron for &str {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        Ok(options.with_crons(parse_crontab(self)?))
+    }
+}
+
+impl IntoCron for &String {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        self.as_str().add_to(options)
+    }
+}
+
+impl IntoCron for String {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        self.as_str().add_to(options)
+    }
+}
+
+/// Refuses items that could not be in one crontab.
+pub(crate) fn checked(crontabs: Vec<Crontab>) -> Result<Vec<Arc<Crontab>>, Error> {
+    let mut tasks: HashMap<&str, &str> = HashMap::new();
+    for crontab in &crontabs {
+        crontab.check().map_err(|source| Error::InvalidCronItem { source })?;
+        if let Some(other) = tasks.insert(crontab.identifier(), &crontab.task_identifier) {
+            return Err(Error::CronIdentifierTwice {
+                identifier: crontab.identifier().to_owned(),
+                tasks: [other.to_owned(), crontab.task_identifier.clone()],
+            });
+        }
+    }
+    Ok(crontabs.into_iter().map(Arc::new).collect())
+}
+
+impl From<CrontabParseError> for error::Error {
+    fn from(source: CrontabParseError) -> Error {
+        Error::InvalidCrontab { source }
+    }
+}
+
+impl From<ScheduleError> for error::Error {
+    fn from(source: ScheduleError) -> Error {
+        Error::InvalidSchedule { source }
+    }
+}

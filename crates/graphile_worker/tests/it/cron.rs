@@ -1,0 +1,473 @@
+//! What recurs: the clock, moved by hand; each tick once, and what was missed.
+
+use crate::support::{Db, Started};
+use chrono::{DateTime, TimeDelta, Utc};
+use graphile_worker::{
+    BeforeJobSchedule, Cron, CronJobBackfilled, CronJobScheduled, CronTick, Crontab, CrontabFill, CrontabJobKeyMode,
+    IntoTaskHandlerResult, JobScheduleResult, Schedule, TaskHandler, TestClock, Tz, WorkerContext, WorkerOptions,
+    parse_crontab,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+
+#[derive(Serialize, Deserialize)]
+struct SendDailyReport {
+    to: String,
+}
+
+impl TaskHandler for SendDailyReport {
+    const IDENTIFIER: &'static str = "send_daily_report";
+
+    async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {}
+}
+
+fn time(text: &str) -> DateTime<Utc> {
+    format!("2026-03-10T{text}Z").parse().unwrap()
+}
+
+/// A worker with a clock of its own that runs no jobs, so that they can be counted.
+struct Clocked {
+    started: Started,
+    clock: TestClock,
+    looks: mpsc::UnboundedReceiver<DateTime<Utc>>,
+}
+
+impl Clocked {
+    async fn new(db: &Db, crontab: &str, now: &str) -> Clocked {
+        Clocked::with(WorkerOptions::default().pg_pool(db.pool.clone()).with_cron(crontab).unwrap(), now).await
+    }
+
+    async fn with(options: WorkerOptions, now: &str) -> Clocked {
+        let clock = TestClock::at(time(now));
+        let (sender, looks) = mpsc::unbounded_channel();
+        let options = options.listen_os_shutdown_signals(false).use_notifications(false).cron_clock(&clock).on(
+            CronTick,
+            move |tick| {
+                // Nobody listens any more when the test is over.
+                let _ = sender.send(tick.at);
+                async {}
+            },
+        );
+        let mut clocked = Clocked { started: Started::new(options).await, clock, looks };
+        clocked.looked(time(now)).await;
+        clocked
+    }
+
+    /// Waits until everything up to this time is done.
+    async fn looked(&mut self, now: DateTime<Utc>) {
+        while self.looks.recv().await.expect("the worker runs") != now {}
+    }
+
+    async fn set(&mut self, now: &str) {
+        self.clock.set(time(now));
+        self.looked(time(now)).await;
+    }
+}
+
+/// Which ticks there are jobs of.
+async fn ticks(db: &Db) -> Value {
+    db.value(
+        "select coalesce(json_agg(to_char(run_at at time zone 'UTC', 'HH24:MI:SS')
+           || case when payload->'_cron'->>'backfilled' = 'true' then ' late' else '' end order by run_at, id), '[]')
+         from graphile_worker._private_jobs",
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_job_is_added_when_its_item_is_due_with_all_that_the_item_says() {
+    let db = Db::installed().await;
+    let line = "0 8 * * * report ?id=daily&max=3&queue=q&priority=-5&jobKey=k%20%26&jobKeyMode=preserve_run_at {to: 'user@example.com', _cron: 1}";
+    let mut clocked = Clocked::new(&db, line, "07:59:30").await;
+    assert_eq!(ticks(&db).await, json!([]), "not before");
+    clocked.set("08:00:00").await;
+    let job = db
+        .row(
+            "select jobs.*, private.payload from (
+               select id, task_identifier, queue_name, run_at, max_attempts, priority, key from graphile_worker.jobs
+             ) as jobs join graphile_worker._private_jobs as private using (id)",
+        )
+        .await;
+    assert_eq!(
+        job,
+        json!({
+            "id": 1, "task_identifier": "report", "queue_name": "q", "run_at": "2026-03-10T08:00:00+00:00",
+            "max_attempts": 3, "priority": -5, "key": "k &",
+            "payload": {"to": "user@example.com", "_cron": {"ts": "2026-03-10T08:00:00.000Z", "backfilled": false}}
+        })
+    );
+    assert_eq!(
+        db.row("select * from graphile_worker._private_known_crontabs").await,
+        json!({"identifier": "daily", "known_since": "2026-03-10T07:59:30+00:00", "last_execution": "2026-03-10T08:00:00+00:00"})
+    );
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn typed_items_and_their_text_are_the_same_thing() -> Result<(), graphile_worker::Error> {
+    let item = Cron::weekly_on::<SendDailyReport>(chrono::Weekday::Mon, 4, 30)?
+        .id("weekly")
+        .fill(CrontabFill::days(2))
+        .fill_limit(3)
+        .max_attempts(10)
+        .queue("reports")
+        .priority(7)
+        .job_key("a & b")
+        .job_key_mode(CrontabJobKeyMode::Replace)
+        .tz(Tz::Europe__Paris)
+        .payload(SendDailyReport { to: "user@example.com".to_owned() })?;
+    let line = item.to_string();
+    assert_eq!(
+        line,
+        "30 4 * * 1 send_daily_report ?id=weekly&fill=2d&fillLimit=3&max=10&queue=reports&priority=7&jobKey=a%20%26%20b\
+         &jobKeyMode=replace&tz=Europe/Paris {\"to\":\"user@example.com\"}"
+    );
+    assert_eq!(parse_crontab(&line)?, [Crontab::from(item)]);
+
+    let lines = [
+        Cron::every_minute::<SendDailyReport>().to_string(),
+        Cron::every_n_minutes::<SendDailyReport>(20)?.to_string(),
+        Cron::hourly_at::<SendDailyReport>(5)?.to_string(),
+        Cron::daily_at::<SendDailyReport>(8, 0)?.to_string(),
+        Cron::monthly_on::<SendDailyReport>(31, 8, 0)?.to_string(),
+        Cron::yearly_on::<SendDailyReport>(2, 29, 8, 0)?.to_string(),
+        Cron::on_schedule::<SendDailyReport>("*/10 * 8-18/2 * * mon-fri".parse::<Schedule>()?).to_string(),
+    ];
+    assert_eq!(
+        lines,
+        [
+            "* * * * * send_daily_report",
+            "*/20 * * * * send_daily_report",
+            "5 * * * * send_daily_report",
+            "0 8 * * * send_daily_report",
+            "0 8 31 * * send_daily_report",
+            "0 8 29 2 * send_daily_report",
+            "*/10 * 8,10,12,14,16,18 * * 1-5 send_daily_report",
+        ]
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_recur_is_refused_with_a_sentence() {
+    let refused = |result: Result<_, graphile_worker::Error>| result.err().unwrap().to_string();
+    assert_eq!(refused(Cron::daily_at::<SendDailyReport>(24, 0).map(|_| ())), "the hour is 24, expected 0–23");
+    assert_eq!(
+        refused(WorkerOptions::default().with_cron("0 8 * * * a\n60 8 * * 8 b ?prioritty=1").map(|_| ())),
+        "the crontab cannot be used:\n\
+         crontab line 2, column 1: minute is `60`, expected 0–59\n\
+         \x20 60 8 * * 8 b ?prioritty=1\n\
+         \x20 ^^\n\
+         crontab line 2, column 10: day of the week is `8`, expected 0–7 or sun–sat\n\
+         \x20 60 8 * * 8 b ?prioritty=1\n\
+         \x20          ^\n\
+         crontab line 2, column 15: option `prioritty` is not known, did you mean `priority`?\n\
+         \x20 60 8 * * 8 b ?prioritty=1\n\
+         \x20               ^^^^^^^^^"
+    );
+    // Nothing of this gets as far as the database.
+    let init =
+        async |options: WorkerOptions| options.database_url("postgres://nowhere.invalid/").init().await.map(|_| ());
+    let daily = || Cron::every_minute::<SendDailyReport>();
+    assert_eq!(
+        refused(init(WorkerOptions::default().with_crons([daily(), daily()])).await),
+        "two crontab items (of the tasks \"send_daily_report\" and \"send_daily_report\") have the identifier \
+         \"send_daily_report\", and their ticks would be taken for one another's: give one of them another with \
+         `?id=…` or `.id(…)`"
+    );
+    assert_eq!(
+        refused(init(WorkerOptions::default().with_cron(daily().queue("two words"))).await),
+        "the crontab item of the task `send_daily_report`: queue is `two words`, expected letters, digits, `_`, `-` or `:`"
+    );
+}
+
+#[tokio::test]
+async fn each_tick_is_added_once_however_many_workers_there_are() {
+    let db = Db::installed().await;
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        workers.push(Clocked::new(&db, "* * * * * every\n*/2 * * * * second", "08:00:30").await);
+    }
+    for minute in 1..=5 {
+        let now = format!("08:0{minute}:00");
+        // All at once, and one of them a little late.
+        for worker in &workers {
+            worker.clock.set(time(&now));
+        }
+        for worker in &mut workers {
+            worker.looked(time(&now)).await;
+        }
+    }
+    let counts = db
+        .value(
+            "select json_object_agg(run_at::text || ' ' || task_identifier, n) from (
+               select to_char(run_at at time zone 'UTC', 'MI') as run_at, task_identifier, count(*) as n
+               from graphile_worker.jobs group by 1, 2) as counted",
+        )
+        .await;
+    assert_eq!(
+        counts,
+        json!({"01 every": 1, "02 every": 1, "03 every": 1, "04 every": 1, "05 every": 1, "02 second": 1, "04 second": 1})
+    );
+    for worker in workers {
+        worker.started.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_missed_while_no_worker_ran_is_made_up_for_as_far_as_the_item_says() {
+    let db = Db::installed().await;
+    db.run(
+        "insert into graphile_worker._private_known_crontabs values
+           ('all', '2026-01-01Z', '2026-03-10T05:00:00Z'), ('newest', '2026-01-01Z', '2026-03-10T05:00:00Z'),
+           ('short', '2026-01-01Z', '2026-03-10T05:00:00Z'), ('none', '2026-01-01Z', '2026-03-10T05:00:00Z'),
+           ('never_ran', '2026-03-10T07:00:00Z', null)",
+    )
+    .await;
+    let crontab = "0 * * * * all ?fill=1d\n0 * * * * newest ?fill=1d&fillLimit=1\n0 * * * * short ?fill=90m\n\
+                   0 * * * * none\n0 * * * * never_ran ?fill=1d\n0 * * * * new ?fill=1d";
+    let mut clocked = Clocked::new(&db, crontab, "08:30:00").await;
+    let missed = "select json_object_agg(task_identifier, times) from (
+        select task_identifier, json_agg(to_char(run_at at time zone 'UTC', 'HH24:MI') order by run_at) as times
+        from graphile_worker.jobs group by 1) as tasks";
+    assert_eq!(
+        db.value(missed).await,
+        json!({
+            "all": ["06:00", "07:00", "08:00"], "newest": ["08:00"], "short": ["07:00", "08:00"],
+            "never_ran": ["07:00", "08:00"]
+        })
+    );
+    assert_eq!(
+        db.value("select bool_and((payload->'_cron'->>'backfilled')::bool) from graphile_worker._private_jobs").await,
+        true
+    );
+    db.run("delete from graphile_worker._private_jobs").await;
+    clocked.set("09:00:00").await;
+    assert_eq!(ticks(&db).await, json!(["09:00:00", "09:00:00", "09:00:00", "09:00:00", "09:00:00", "09:00:00"]));
+    clocked.started.stop().await;
+
+    db.run("delete from graphile_worker._private_jobs").await;
+    let again = Clocked::new(&db, crontab, "09:10:00").await;
+    assert_eq!(ticks(&db).await, json!([]), "nothing was missed");
+    again.started.stop().await;
+}
+
+#[tokio::test]
+async fn many_missed_ticks_are_added_in_their_order() {
+    let db = Db::installed().await;
+    db.run(
+        "insert into graphile_worker._private_known_crontabs values
+           ('a', '2026-01-01Z', '2026-03-09T08:00:00Z'), ('b', '2026-01-01Z', '2026-03-09T08:00:00Z')",
+    )
+    .await;
+    let clocked = Clocked::new(&db, "* * * * * a ?fill=1d\n* * * * * b ?fill=1d", "08:00:00").await;
+    let jobs = "select json_build_array(count(*), count(distinct (run_at, task_id)), min(run_at), max(run_at),
+        bool_and(in_order)) from (
+          select *, row_number() over (order by id) = row_number() over (order by run_at, task_id) as in_order
+          from graphile_worker._private_jobs) as jobs";
+    assert_eq!(
+        db.value(jobs).await,
+        json!([2880, 2880, "2026-03-09T08:01:00+00:00", "2026-03-10T08:00:00+00:00", true])
+    );
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_loses_nothing_of_a_few_minutes_and_repeats_nothing() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "* * * * * t\n0 * * * * filled ?fill=100m", "08:00:30").await;
+    clocked.set("08:03:20").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00", "08:03:00"]), "a tick that took long");
+    // As if the machine had slept.
+    clocked.set("10:30:30").await;
+    let after_sleep = json!([
+        "08:01:00",
+        "08:02:00",
+        "08:03:00",
+        "09:00:00 late",
+        "10:00:00 late",
+        "10:26:00",
+        "10:27:00",
+        "10:28:00",
+        "10:29:00",
+        "10:30:00"
+    ]);
+    assert_eq!(ticks(&db).await, after_sleep);
+    clocked.set("09:15:00").await;
+    clocked.set("10:30:59").await;
+    assert_eq!(ticks(&db).await, after_sleep, "put back and on again");
+    db.run("delete from graphile_worker._private_jobs").await;
+    clocked.set("10:31:00").await;
+    assert_eq!(ticks(&db).await, json!(["10:31:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn seconds_and_zones_are_kept_to() {
+    let db = Db::installed().await;
+    let crontab = "*/20 * * * * * often\n30 9 * * * paris ?tz=Europe/Paris";
+    let mut clocked = Clocked::new(&db, crontab, "08:29:10").await;
+    for now in ["08:29:20", "08:29:40", "08:30:00"] {
+        clocked.set(now).await;
+    }
+    assert_eq!(ticks(&db).await, json!(["08:29:20", "08:29:40", "08:30:00", "08:30:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_thousand_items_are_due_at_once() {
+    let db = Db::installed().await;
+    let crontab: String = (0..1000).map(|n| format!("0 9 * * * task_{n} ?queue=q{}\n", n % 7)).collect();
+    let mut workers =
+        vec![Clocked::new(&db, &crontab, "08:00:00").await, Clocked::new(&db, &crontab, "08:00:00").await];
+    for worker in &workers {
+        worker.clock.set(time("09:00:00"));
+    }
+    for worker in &mut workers {
+        worker.looked(time("09:00:00")).await;
+    }
+    let jobs = "select json_build_array(count(*), count(distinct task_id)) from graphile_worker._private_jobs";
+    assert_eq!(db.value(jobs).await, json!([1000, 1000]));
+    for worker in workers {
+        worker.started.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn hooks_hear_of_recurring_jobs_and_may_change_or_refuse_them() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-10T06:00:00Z')")
+        .await;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (scheduled, backfilled) = (heard.clone(), heard.clone());
+    let options = WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .with_cron("0 * * * * old ?fill=1d\n0 * * * * refused\n0 * * * * impossible\n0 * * * * new")
+        .unwrap()
+        .on(BeforeJobSchedule, |mut job| async move {
+            match job.identifier.as_str() {
+                "refused" => return JobScheduleResult::Refuse("not today".to_owned()),
+                "impossible" => job.spec.max_attempts = Some(0),
+                _ => job.spec.priority = Some(4),
+            }
+            JobScheduleResult::Add(job)
+        })
+        .on(CronJobScheduled, move |ctx| {
+            scheduled.lock().unwrap().push(format!("{} {}", ctx.crontab.identifier(), ctx.at.format("%H:%M")));
+            async {}
+        })
+        .on(CronJobBackfilled, move |ctx| {
+            backfilled.lock().unwrap().push(format!("{} {} late", ctx.crontab.identifier(), ctx.at.format("%H:%M")));
+            async {}
+        });
+    let mut clocked = Clocked::with(options, "07:30:00").await;
+    clocked.set("08:00:00").await;
+    assert_eq!(*heard.lock().unwrap(), ["old 07:00 late", "old 08:00", "new 08:00"]);
+    assert_eq!(
+        db.value("select json_agg(json_build_array(task_identifier, priority) order by id) from graphile_worker.jobs")
+            .await,
+        json!([["old", 4], ["old", 4], ["new", 4]]),
+        "one that the database does not take keeps no other from being added"
+    );
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_does_not_stop_the_clock() {
+    let db = Db::installed().await;
+    let panicked = std::sync::atomic::AtomicBool::new(false);
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).with_cron("* * * * * t").unwrap().on(
+        CronJobScheduled,
+        move |_| {
+            assert!(panicked.swap(true, std::sync::atomic::Ordering::SeqCst), "the first time");
+            async {}
+        },
+    );
+    let mut clocked = Clocked::with(options, "08:00:30").await;
+    clocked.set("08:01:00").await;
+    clocked.set("08:02:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn an_item_whose_row_was_deleted_goes_on() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
+    clocked.set("08:01:00").await;
+    db.run("delete from graphile_worker._private_known_crontabs").await;
+    clocked.set("08:02:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn the_database_s_clock_is_the_default_and_jobs_are_run() {
+    let db = Db::installed().await;
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let options = WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .listen_os_shutdown_signals(false)
+        .with_cron("* * * * * * tick")
+        .unwrap()
+        .define_task("tick", move |payload: Value, _| {
+            let _ = sender.send(payload);
+            async {}
+        });
+    let started = Started::new(options).await;
+    let mut times = Vec::new();
+    for _ in 0..2 {
+        let payload = ran.recv().await.unwrap();
+        assert_eq!(payload["_cron"]["backfilled"], json!(false));
+        times.push(payload["_cron"]["ts"].as_str().unwrap().parse::<DateTime<Utc>>().unwrap());
+    }
+    assert_eq!(times[1] - times[0], TimeDelta::seconds(1));
+    started.stop().await;
+}
+
+/// What was logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn workers_that_mean_different_things_by_one_identifier_are_told_so() {
+    let db = Db::installed().await;
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _log = tracing::subscriber::set_default(subscriber);
+    let mut one = Clocked::new(&db, "* * * * * t ?id=same\n* * * * * agreed", "08:00:30").await;
+    let mut other = Clocked::new(&db, "*/5 * * * * u ?id=same\n* * * * * agreed", "08:00:30").await;
+    for minute in 1..=6 {
+        for worker in [&mut one, &mut other] {
+            worker.set(&format!("08:0{minute}:00")).await;
+        }
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let complaints: Vec<&str> = text.lines().filter(|line| line.contains("another worker has another")).collect();
+    assert_eq!(complaints.len(), 2, "each once: {text}");
+    assert!(complaints.iter().all(|line| line.contains("identifier=\"same\"") && line.contains("?id=")), "{text}");
+    assert!(
+        complaints[0].contains("ours=\"* * * * * t\"") && complaints[0].contains("theirs=\"*/5 * * * * u\""),
+        "{text}"
+    );
+    one.started.stop().await;
+    other.started.stop().await;
+}
