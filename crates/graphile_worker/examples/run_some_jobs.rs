@@ -1,4 +1,5 @@
-//! A worker on a private PostgreSQL: typed tasks, a named queue, a retry, a job of the future. `make demo` runs it.
+//! A worker on a private PostgreSQL: typed tasks, a named queue, a retry, a job of the future, one that recurs. `make demo`
+//! runs it.
 
 use graphile_worker::{
     IntoTaskHandlerResult, JobFailed, JobSpec, TaskError, TaskHandler, TaskOptions, WorkerContext, WorkerOptions,
@@ -54,6 +55,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         .pg_pool(pool)
         .define_jobs::<(SendEmail, SyncAccount)>()
         .define_task("goodbye", |name: String, _ctx| async move { tracing::info!("Goodbye, {name}") })
+        .define_task("tick", |_payload: serde_json::Value, ctx: WorkerContext| async move {
+            tracing::info!("it is {}", ctx.job().run_at.format("%H:%M:%S"));
+        })
+        .with_cron("*/2 * * * * * tick ?id=every_two_seconds")?
         .on(JobFailed, |ctx| async move { tracing::info!("job {} has failed for good", ctx.job.id) })
         .shutdown_signal(|| tokio::time::sleep(Duration::from_secs(4)))
         .init()

@@ -1,7 +1,7 @@
 //! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
 
 use crate::support::{Db, Started};
-use graphile_worker::{Error, ListenConnecting, WorkerContext, WorkerOptions};
+use graphile_worker::{CronTick, Error, ListenConnecting, TestClock, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
@@ -222,5 +222,36 @@ async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced()
     assert!(ran.try_recv().is_err(), "nothing else has woken it");
     network.deaf.store(false, Ordering::SeqCst);
     assert_eq!(ran.recv().await, Some(2));
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn what_recurs_and_was_missed_while_the_database_was_away_is_made_up_for_as_the_item_says() {
+    let db = Db::installed().await;
+    let network = Network::default();
+    let time = |text: &str| format!("2026-03-10T{text}Z").parse().unwrap();
+    let clock = TestClock::at(time("08:00:30"));
+    let (sender, mut looks) = mpsc::unbounded_channel();
+    let options = options(network.pool(&db).await)
+        .cron_clock(&clock)
+        .with_cron("0 * * * * filled ?fill=1d\n0 * * * * not_filled\n28 * * * * just_now")
+        .unwrap()
+        .on(CronTick, move |tick| {
+            let _ = sender.send(tick.at);
+            async {}
+        });
+    let started = Started::new(options).await;
+    assert_eq!(looks.recv().await, Some(time("08:00:30")));
+    network.down.store(true, Ordering::SeqCst);
+    clock.set(time("11:30:00"));
+    let connected = "select count(*) from pg_stat_activity where application_name like '% cron'";
+    while db.value(connected).await != 0 {
+        tokio::task::yield_now().await;
+    }
+    network.down.store(false, Ordering::SeqCst);
+    assert_eq!(looks.recv().await, Some(time("11:30:00")));
+    let jobs = "select json_agg(task_identifier || to_char(run_at at time zone 'UTC', ' HH24:MI') order by id)
+        from graphile_worker.jobs";
+    assert_eq!(db.value(jobs).await, json!(["filled 09:00", "filled 10:00", "filled 11:00", "just_now 11:28"]));
     started.stop().await;
 }

@@ -121,3 +121,11 @@ fn one_item_is_read_from_a_text_that_has_exactly_one() {
     let two = "* * * * * a\n* * * * * b".parse::<Crontab>().unwrap_err().to_string();
     assert!(two.contains("the text has 2 items, expected one"), "{two}");
 }
+
+#[test]
+fn the_crontab_of_the_readme_is_one() {
+    let readme = include_str!("../../../../README.md");
+    let (_, rest) = readme.split_once("```text\n# minute hour").expect("the crontab");
+    let (crontab, _) = rest.split_once("```").expect("its end");
+    assert_eq!(parse_crontab(&format!("# minute hour{crontab}")).map(|items| items.len()), Ok(4));
+}
