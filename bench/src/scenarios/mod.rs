@@ -3,6 +3,7 @@
 mod adds;
 mod bulk_add;
 mod churn;
+mod crontab;
 mod drain;
 mod growth;
 mod latency;
@@ -44,6 +45,8 @@ pub(crate) enum Scenario {
     StartStop,
     /// While draining a million jobs
     Memory,
+    /// Reading a crontab, and when its items fire
+    Crontab,
     /// A stream of jobs for minutes: speed and size of the tables (only when named)
     Churn,
 }
@@ -64,6 +67,7 @@ impl Scenario {
             Scenario::Adds => adds::measure(bench).await,
             Scenario::StartStop => start_stop::measure(bench).await,
             Scenario::Memory => memory::measure(bench).await,
+            Scenario::Crontab => crontab::measure(bench).await,
             Scenario::Churn => churn::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })
