@@ -212,7 +212,8 @@ impl Installation {
 
 async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installation, Error> {
     let doing = || format!("look at the schema {:?}", schema.name());
-    let row = sqlx::query(schema.sql(queries::INSTALLATION)).fetch_one(&mut *connection).await.doing(doing)?;
+    // Every start of a worker looks: `raw_sql` needs one round trip where a prepared statement needs two.
+    let row = sqlx::raw_sql(schema.sql(queries::INSTALLATION)).fetch_one(&mut *connection).await.doing(doing)?;
     let is = |column: &str| row.try_get::<bool, _>(column).doing(doing);
     let mut found = Installation {
         server_version: row.try_get("server_version").doing(doing)?,
@@ -230,11 +231,11 @@ async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installa
         ..Installation::default()
     };
     if is("ledger_exists")? {
-        let rows = sqlx::query(schema.sql(queries::LEDGER)).fetch_all(&mut *connection).await.doing(doing)?;
+        let rows = sqlx::raw_sql(schema.sql(queries::LEDGER)).fetch_all(&mut *connection).await.doing(doing)?;
         found.ledger = Some(rows.iter().map(|row| step(row, None)).collect::<sqlx::Result<_>>().doing(doing)?);
     }
     if is("additions_exist")? {
-        let rows = sqlx::query(schema.sql(queries::ADDITIONS)).fetch_all(&mut *connection).await.doing(doing)?;
+        let rows = sqlx::raw_sql(schema.sql(queries::ADDITIONS)).fetch_all(&mut *connection).await.doing(doing)?;
         let steps = rows.iter().map(|row| step(row, row.try_get("checksum")?));
         found.additions = Some(steps.collect::<sqlx::Result<_>>().doing(doing)?);
     }
@@ -253,9 +254,10 @@ fn step(row: &PgRow, checksum: Option<String>) -> sqlx::Result<Step> {
 }
 
 async fn functions_checksum(connection: &mut PgConnection, schema: &Schema) -> Result<Option<String>, Error> {
-    sqlx::query_scalar(schema.sql(queries::FUNCTIONS_CHECKSUM))
+    sqlx::raw_sql(schema.sql(queries::FUNCTIONS_CHECKSUM))
         .fetch_one(connection)
         .await
+        .and_then(|row| row.try_get(0))
         .doing(|| format!("look at the functions of the schema {:?}", schema.name()))
 }
 
