@@ -82,10 +82,14 @@ fn timed_out(timeout: Duration) -> Result<TaskOutcome, TaskError> {
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Result<TaskOutcome, TaskError> {
-    let message = panic
+    Err(TaskError { message: format!("panicked: {}", panic_message(panic)), retry: Retry::Backoff })
+}
+
+/// What somebody who panicked said.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "with a value that is not text".to_owned());
-    Err(TaskError { message: format!("panicked: {message}"), retry: Retry::Backoff })
+        .unwrap_or_else(|| "with a value that is not text".to_owned())
 }

@@ -150,7 +150,8 @@ events! {
     CronJobScheduled: CronJobContext => ();
     /// A recurring job was added that had been missed.
     CronJobBackfilled: CronJobContext => ();
-    /// Decides whether and how a job is added, by the application or by the crontab.
+    /// Decides whether and how a job is added. For one that recurs every worker asks, since it does not know who will be
+    /// the first to add it; another worker may add what this one refuses.
     BeforeJobSchedule: ScheduledJob => JobScheduleResult;
     /// Decides whether a job is run.
     BeforeJobRun: JobEventContext => HookResult;

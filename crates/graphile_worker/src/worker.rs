@@ -83,10 +83,10 @@ impl Worker {
             "connected and looking for jobs"
         );
         let clock = (!self.settings.crontabs.is_empty())
-            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown.asked));
+            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown));
         let ended = self.work(listener, Until::Told).await;
         if let Some(clock) = clock {
-            clock.stop().await;
+            clock.stop(&self.shutdown).await;
         }
         ended
     }

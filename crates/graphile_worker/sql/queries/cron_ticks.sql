@@ -1,21 +1,21 @@
 -- Adds the jobs of ticks of crontab items, each of which nobody has added yet: the item's last_execution is before it.
--- Locks the items, in the order in which they come, which is that of the crontab: Node's worker takes the same order.
+-- Locks the items in the order of the crontab: Node's worker does so too, and nobody waits crosswise.
 --
 -- $1 identifiers  $2 ticks  $3 tasks  $4 payloads  $5 queues  $6 maximum attempts  $7 keys  $8 priorities  $9 key modes
--- $10 flags, as JSON  $11 run_at.
+-- $10 flags, as JSON  $11 run_at  $12 places of the items in the crontab.
 -- Returns for each tick, by its place in the arrays, whether its item is known, and the job, if it was added here.
 with ticks as (
   select *
   from unnest(
     $1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::int2[], $7::text[], $8::int2[], $9::text[],
-    $10::text[], $11::timestamptz[]
+    $10::text[], $11::timestamptz[], $12::int[]
   ) with ordinality
-    as tick (identifier, at, task, payload, queue, max_attempts, key, priority, key_mode, flags, run_at, nth)
+    as tick (identifier, at, task, payload, queue, max_attempts, key, priority, key_mode, flags, run_at, place, nth)
 ), items as (
   select known.identifier, known.last_execution
-  from (select identifier, min(nth) as nth from ticks group by identifier) as wanted
+  from (select identifier, min(place) as place from ticks group by identifier) as wanted
   join :"schema"._private_known_crontabs as known on known.identifier = wanted.identifier
-  order by wanted.nth
+  order by wanted.place
   for update of known
 ), new_ticks as (
   select ticks.*
