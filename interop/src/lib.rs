@@ -1,16 +1,22 @@
 //! What the tests beside the real Node package need: a Node that is new enough, the pinned releases,
 //! and databases. `make interop` installs the packages first.
 
+use chrono::{DateTime, SecondsFormat, Utc};
 use graphile_worker_devdb::{Cluster, TestDatabase};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::LazyLock;
+use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// graphile-worker 0.18 needs it.
 const LOWEST_NODE: (u32, u32) = (22, 18);
+
+/// How long anything that is waited for may take: on a busy machine it takes a second.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 static CLUSTER: LazyLock<Cluster> =
     LazyLock::new(|| Cluster::for_tests().unwrap_or_else(|error| panic!("no PostgreSQL for the tests: {error}")));
@@ -100,6 +106,23 @@ impl Db {
         run_worker(arguments);
     }
 
+    /// Starts a worker of that release which adds the jobs of a crontab by a clock of its own, and runs none; see
+    /// `node/cron.cjs`.
+    pub fn node_keeps_time(&self, package: &str, crontab: &str, now: DateTime<Utc>) -> NodeCron {
+        let mut child = Command::new(&*NODE)
+            .arg(script("cron.cjs"))
+            .args([package, self.database.url(), "graphile_worker", crontab, &line(now)])
+            .env_remove("DATABASE_URL")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Node runs");
+        let (sender, lines) = mpsc::unbounded_channel();
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        NodeCron { stdin: child.stdin.take(), child, lines, now }
+    }
+
     /// What Node's WorkerUtils answer; see `node/utils.cjs`.
     pub fn node_utils(&self, package: &str) -> Value {
         let output = node(&script("utils.cjs"), &[package, self.database.url(), "graphile_worker"]);
@@ -119,6 +142,55 @@ impl Db {
         let result = sqlx::query_scalar::<_, Option<Value>>(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await;
         result.unwrap_or_else(|error| panic!("{error}\n{sql}")).unwrap_or(Value::Null)
     }
+}
+
+/// A worker of Node's that keeps the time which it is told.
+pub struct NodeCron {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: mpsc::UnboundedReceiver<String>,
+    now: DateTime<Utc>,
+}
+
+impl NodeCron {
+    /// Tells it the time, which has to be later than the one before.
+    pub fn set(&mut self, now: DateTime<Utc>) {
+        self.now = now;
+        writeln!(self.stdin.as_mut().expect("a pipe"), "{}", line(now)).expect("Node reads");
+    }
+
+    /// Waits until everything that was due at the time it was told last is added.
+    pub async fn done(&mut self) {
+        let now = line(self.now);
+        let answer = patiently(&format!("Node's worker to be done with {now}"), self.lines.recv()).await;
+        assert_eq!(answer.as_deref(), Some(&*now), "Node's worker has ended, or tells of another time");
+    }
+
+    /// Stops it.
+    pub async fn stop(mut self) {
+        drop(self.stdin.take());
+        assert_eq!(patiently("Node's worker to stop", self.lines.recv()).await, None);
+        let status = self.child.wait().expect("Node ends");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for NodeCron {
+    fn drop(&mut self) {
+        // It has ended, unless the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn line(now: DateTime<Utc>) -> String {
+    now.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
+/// What comes of something that is waited for. The test fails if it takes too long.
+pub async fn patiently<T>(what: &str, waits: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(PATIENCE, waits).await;
+    waited.unwrap_or_else(|_| panic!("waited {} s for {what}", PATIENCE.as_secs()))
 }
 
 /// What Node's parser makes of crontabs; see `node/crontab.cjs`.
