@@ -51,7 +51,7 @@ struct Ours {
 }
 
 impl Ours {
-    async fn start(db: &Db, now: DateTime<Utc>) -> Ours {
+    async fn start(db: &Db, crontab: &str, now: DateTime<Utc>) -> Ours {
         let clock = TestClock::at(now);
         let (sender, looks) = mpsc::unbounded_channel();
         let added = Arc::new(AtomicUsize::new(0));
@@ -60,7 +60,7 @@ impl Ours {
             .pg_pool(db.pool.clone())
             .listen_os_shutdown_signals(false)
             .cron_clock(&clock)
-            .with_cron(CRONTAB)
+            .with_cron(crontab)
             .expect("a crontab")
             .on(CronTick, move |tick| {
                 // Nobody listens any more when the test is over.
@@ -122,8 +122,8 @@ struct Expected {
 }
 
 impl Expected {
-    fn since(known_since: DateTime<Utc>) -> Expected {
-        let items = parse_crontab(CRONTAB).expect("a crontab");
+    fn since(known_since: DateTime<Utc>, crontab: &str) -> Expected {
+        let items = parse_crontab(crontab).expect("a crontab");
         Expected { known_since, items: items.into_iter().map(|item| (item, Vec::new())).collect() }
     }
 
@@ -222,9 +222,9 @@ async fn a_mixed_fleet_adds_each_tick_once() {
     for package in CURRENT {
         let db = Db::ours().await;
         let begin = time(BEGIN);
-        let mut expected = Expected::since(begin);
+        let mut expected = Expected::since(begin, CRONTAB);
         let mut node = db.node_keeps_time(package, CRONTAB, begin);
-        let mut ours = [Ours::start(&db, begin).await, Ours::start(&db, begin).await];
+        let mut ours = [Ours::start(&db, CRONTAB, begin).await, Ours::start(&db, CRONTAB, begin).await];
         done(&mut ours).await;
         node.done().await;
 
@@ -277,7 +277,7 @@ async fn a_mixed_fleet_adds_each_tick_once() {
 async fn what_both_kinds_have_missed_is_made_up_for_once_by_whoever_comes_back() {
     for package in CURRENT {
         let db = Db::ours().await;
-        let mut expected = Expected::since(time(BEGIN));
+        let mut expected = Expected::since(time(BEGIN), CRONTAB);
         // Each is alone, and nobody is there for about a day between them. Some start in a minute in which much is due.
         let absences = [
             ("ours", BEGIN, "2026-02-28T04:00:00Z"),
@@ -300,7 +300,7 @@ async fn what_both_kinds_have_missed_is_made_up_for_once_by_whoever_comes_back()
                 }
                 node.stop().await;
             } else {
-                let mut ours = Ours::start(&db, from).await;
+                let mut ours = Ours::start(&db, CRONTAB, from).await;
                 ours.done().await;
                 for minute in minutes {
                     ours.clock.set(minute);
@@ -311,5 +311,44 @@ async fn what_both_kinds_have_missed_is_made_up_for_once_by_whoever_comes_back()
             expected.ran(from, until);
             expected.is_there(&db, &format!("{package}: {who} from {from} until {until}")).await;
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_catch_up_at_the_same_time_do_not_lock_each_other_out() {
+    // In a minute in which both are due, the one that was due before comes last.
+    let crontab = "*/2 * * * * every_other ?fill=1d\n* * * * * every ?fill=1d";
+    let db = Db::ours().await;
+    let mut now = time(BEGIN);
+    let mut expected = Expected::since(now, crontab);
+    for round in 0..4 {
+        let begin = now;
+        let count = async || db.value("select count(*) from graphile_worker._private_jobs").await;
+        let before = count().await;
+        // It ends with an error if it was chosen to give way.
+        let mut node = db.node_keeps_time("graphile-worker", crontab, begin);
+        // After an absence, Node has begun to make up for it when ours begin.
+        let begun = async { while round > 0 && count().await == before {} };
+        patiently("Node's worker to begin", begun).await;
+        let mut ours = [Ours::start(&db, crontab, begin).await, Ours::start(&db, crontab, begin).await];
+        done(&mut ours).await;
+        node.done().await;
+        for nth in 0..60 {
+            now += TimeDelta::minutes(4);
+            ours.swap(0, 1);
+            let (first, later) = ours.split_at(nth % 3);
+            tell(first, now);
+            node.set(now);
+            tell(later, now);
+            done(&mut ours).await;
+            node.done().await;
+        }
+        node.stop().await;
+        for worker in ours {
+            worker.stop().await;
+        }
+        expected.ran(begin, now);
+        expected.is_there(&db, &format!("round {round}")).await;
+        now += TimeDelta::hours(6);
     }
 }

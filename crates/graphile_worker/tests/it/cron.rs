@@ -375,16 +375,216 @@ async fn hooks_hear_of_recurring_jobs_and_may_change_or_refuse_them() {
 }
 
 #[tokio::test]
+async fn isolation_levels_of_the_database_change_nothing() {
+    for level in ["repeatable read", "serializable"] {
+        let db = Db::installed().await;
+        let name = db.value("select quote_ident(current_database())").await;
+        let name = name.as_str().unwrap();
+        db.run(&format!("alter database {name} set default_transaction_isolation = '{level}'")).await;
+        let mut workers = Vec::new();
+        for _ in 0..3 {
+            let options = WorkerOptions::default().database_url(db.url());
+            let crontab = "* * * * * a\n*/2 * * * * b ?queue=q\n* * * * * c ?jobKey=k";
+            workers.push(Clocked::with(options.with_cron(crontab).unwrap(), "08:00:30").await);
+        }
+        for minute in 1..=6 {
+            let now = format!("08:0{minute}:00");
+            for worker in &workers {
+                worker.clock.set(time(&now));
+            }
+            for worker in &mut workers {
+                worker.looked(time(&now)).await;
+            }
+        }
+        let counts = "select json_object_agg(task_identifier, n) from (
+            select task_identifier, count(*) as n from graphile_worker.jobs group by 1) as counted";
+        assert_eq!(db.value(counts).await, json!({"a": 6, "b": 3, "c": 1}), "{level}");
+        for worker in workers {
+            worker.started.stop().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_late_worker_locks_items_in_the_order_of_the_crontab() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "*/2 * * * * second\n* * * * * every", "08:00:30").await;
+    let mut other = db.pool.begin().await.unwrap();
+    let lock = "select 1 from graphile_worker._private_known_crontabs where identifier = $1 for update nowait";
+    sqlx::query(lock).bind("second").execute(&mut *other).await.unwrap();
+    // What it comes to first is a tick of the item that is second.
+    clocked.clock.set(time("08:02:30"));
+    let waits = "select exists (select from pg_stat_activity
+                 where datname = current_database() and wait_event_type = 'Lock')";
+    while db.value(waits).await != true {}
+    sqlx::query(lock).bind("every").execute(&mut *other).await.expect("nobody has locked it");
+    other.rollback().await.unwrap();
+    clocked.looked(time("08:02:30")).await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00", "08:02:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn an_item_that_has_to_wait_for_somebody_keeps_no_other() {
+    let db = Db::installed().await;
+    db.add_job("'keyed', job_key := 'k', run_at := now() + interval '1 day'").await;
+    let mut clocked = Clocked::new(&db, "* * * * * keyed ?jobKey=k\n* * * * * free", "08:00:30").await;
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::raw_sql("select from graphile_worker._private_jobs where key = 'k' for update")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    clocked.set("08:01:00").await;
+    let free = "select count(*) from graphile_worker.jobs where task_identifier = 'free'";
+    assert_eq!(db.value(free).await, 1);
+    other.rollback().await.unwrap();
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_tick_is_not_given_up_because_something_is_missing_for_a_while() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
+    db.run("alter table graphile_worker._private_known_crontabs rename to elsewhere").await;
+    clocked.clock.set(time("08:01:00"));
+    // It has tried, and connects anew.
+    let connected = "select max(backend_start)::text from pg_stat_activity where datname = current_database()
+        and application_name like '% cron'";
+    let first = db.value(connected).await;
+    while db.value(connected).await == first {}
+    db.run("alter table graphile_worker.elsewhere rename to _private_known_crontabs").await;
+    clocked.looked(time("08:01:00")).await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn work_that_takes_long_is_no_absence() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-10T04:00:00Z')")
+        .await;
+    let clock = TestClock::at(time("07:30:30"));
+    let (sender, mut looks) = mpsc::unbounded_channel();
+    let slow = clock.clone();
+    let options = WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .with_cron("0 * * * * old ?fill=1d\n* * * * * other")
+        .unwrap()
+        .listen_os_shutdown_signals(false)
+        .use_notifications(false)
+        .cron_clock(&clock)
+        // Telling of a job of the past takes its time.
+        .on(CronJobBackfilled, move |_| {
+            slow.set(slow.now() + TimeDelta::minutes(1) + TimeDelta::seconds(20));
+            async {}
+        })
+        .on(CronTick, move |tick| {
+            let _ = sender.send(tick.at);
+            async {}
+        });
+    let started = Started::new(options).await;
+    while looks.recv().await.unwrap() < time("07:34:30") {}
+    assert_eq!(
+        ticks(&db).await,
+        json!(["05:00:00 late", "06:00:00 late", "07:00:00 late", "07:31:00", "07:32:00", "07:33:00", "07:34:00"])
+    );
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_stops_in_the_middle_of_making_up_for_much() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-01T06:00:00Z')")
+        .await;
+    let (sender, mut added) = mpsc::unbounded_channel();
+    let options = WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .with_cron("* * * * * * old ?fill=10w")
+        .unwrap()
+        .listen_os_shutdown_signals(false)
+        .cron_clock(&TestClock::at(time("08:00:00")))
+        .on(CronJobBackfilled, move |_| {
+            let _ = sender.send(());
+            async {}
+        });
+    let started = Started::new(options).await;
+    added.recv().await.unwrap();
+    started.stop().await;
+    let left_out = "select count(*) < 100000 from graphile_worker._private_jobs";
+    assert_eq!(db.value(left_out).await, true, "of 784,800");
+}
+
+#[tokio::test]
+async fn an_item_that_somebody_paused_for_ever_keeps_no_other() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._private_known_crontabs values ('paused', '2026-01-01Z', 'infinity')").await;
+    let clocked = Clocked::new(&db, "* * * * * paused\n* * * * * good", "08:01:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn after_a_clock_was_wrong_for_a_moment_an_item_can_begin_anew() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
+    clocked.set("20:00:00").await;
+    clocked.set("08:01:00").await;
+    db.run("delete from graphile_worker._private_known_crontabs; delete from graphile_worker._private_jobs").await;
+    clocked.set("08:02:00").await;
+    clocked.set("08:03:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:02:00", "08:03:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn comparing_items_delays_no_tick() {
+    let db = Db::installed().await;
+    let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::raw_sql("lock table graphile_worker._rs_crontab_items").execute(&mut *other).await.unwrap();
+    clocked.set("08:01:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00"]));
+    other.rollback().await.unwrap();
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_change_the_row_of_an_item_does_not_try_for_ever() {
+    let db = Db::installed().await;
+    let role = format!("limited_{}", std::process::id());
+    db.run(&format!(
+        "create role {role} login;
+         grant usage on schema graphile_worker to {role};
+         grant select, insert, update, delete on all tables in schema graphile_worker to {role};
+         create policy jobs on graphile_worker._private_jobs for all to {role} using (true);
+         create policy tasks on graphile_worker._private_tasks for all to {role} using (true);
+         create policy queues on graphile_worker._private_job_queues for all to {role} using (true);
+         create policy see on graphile_worker._private_known_crontabs for select to {role} using (true);
+         create policy new on graphile_worker._private_known_crontabs for insert to {role} with check (true)"
+    ))
+    .await;
+    let pool = sqlx::PgPool::connect_with(db.options().username(&role)).await.unwrap();
+    let options = WorkerOptions::default().pg_pool(pool.clone()).with_cron("* * * * * t").unwrap();
+    let mut clocked = Clocked::with(options, "08:00:30").await;
+    clocked.set("08:01:00").await;
+    assert_eq!(ticks(&db).await, json!([]));
+    clocked.started.stop().await;
+    pool.close().await;
+    db.run(&format!("drop owned by {role}; drop role {role}")).await;
+}
+
+#[tokio::test]
 async fn a_hook_that_panics_does_not_stop_the_clock() {
     let db = Db::installed().await;
-    let panicked = std::sync::atomic::AtomicBool::new(false);
-    let options = WorkerOptions::default().pg_pool(db.pool.clone()).with_cron("* * * * * t").unwrap().on(
-        CronJobScheduled,
-        move |_| {
-            assert!(panicked.swap(true, std::sync::atomic::Ordering::SeqCst), "the first time");
-            async {}
-        },
-    );
+    let options = WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .with_cron("* * * * * bad\n* * * * * good")
+        .unwrap()
+        .on(BeforeJobSchedule, |job| async move {
+            assert_ne!(job.identifier, "bad");
+            JobScheduleResult::Add(job)
+        })
+        .on(CronJobScheduled, |_| async { panic!("every time") });
     let mut clocked = Clocked::with(options, "08:00:30").await;
     clocked.set("08:01:00").await;
     clocked.set("08:02:00").await;
