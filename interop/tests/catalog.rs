@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 27] = [
+const OURS: [&str; 45] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -54,9 +54,20 @@ const OURS: [&str; 27] = [
     "column _rs_crontab_items.identifier",
     "column _rs_crontab_items.item",
     "column _rs_crontab_items.since",
+    "column _rs_recoveries.job_id",
+    "column _rs_recoveries.times",
+    "column _rs_workers.last_heartbeat_at",
+    "column _rs_workers.started_at",
+    "column _rs_workers.swept_at",
+    "column _rs_workers.version",
+    "column _rs_workers.worker_id",
     "constraint graphile_worker._rs_additions _rs_additions_pkey",
     "constraint graphile_worker._rs_crontab_items _rs_crontab_items_pkey",
+    "constraint graphile_worker._rs_recoveries _rs_recoveries_pkey",
+    "constraint graphile_worker._rs_workers _rs_workers_pkey",
+    "function _rs_dead_workers",
     "function _rs_flags_object",
+    "function _rs_forget_workers",
     "function _rs_give_up",
     "function _rs_job_names",
     "function _rs_job_problem",
@@ -66,14 +77,21 @@ const OURS: [&str; 27] = [
     "function _rs_next_job_id",
     "function _rs_notify_jobs",
     "function _rs_put_keyed_job",
+    "function _rs_recover_jobs",
+    "function _rs_sweep_lock",
+    "function _rs_sweep_stale_workers",
     "function _rs_task_id",
     "index graphile_worker._rs_additions_pkey",
     "index graphile_worker._rs_crontab_items_pkey",
     "index graphile_worker._rs_jobs_by_queue",
     "index graphile_worker._rs_jobs_queued",
     "index graphile_worker._rs_jobs_unqueued",
+    "index graphile_worker._rs_recoveries_pkey",
+    "index graphile_worker._rs_workers_pkey",
     "table _rs_additions",
     "table _rs_crontab_items",
+    "table _rs_recoveries",
+    "table _rs_workers",
 ];
 
 async fn catalog(db: &Db) -> BTreeMap<String, Value> {

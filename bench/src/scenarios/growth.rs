@@ -157,6 +157,7 @@ async fn claim(connection: &mut PgConnection, sql: &str, tasks: &[i32], batch: i
         .bind(None::<DateTime<Utc>>)
         .bind(no_texts)
         .bind(None::<Vec<i32>>)
+        .bind(None::<f64>)
         .fetch_all(connection)
         .await?;
     Ok(())

@@ -41,6 +41,18 @@ pub(crate) struct Surroundings {
 }
 
 impl Surroundings {
+    /// The same for a worker of another name.
+    pub(crate) fn of(&self, worker_id: Arc<str>) -> Surroundings {
+        let Surroundings { utils, extensions, statements, hooks, .. } = self;
+        Surroundings {
+            worker_id,
+            utils: utils.clone(),
+            extensions: extensions.clone(),
+            statements: statements.clone(),
+            hooks: hooks.clone(),
+        }
+    }
+
     pub(crate) fn event(&self, error: Option<String>) -> WorkerEventContext {
         WorkerEventContext { worker_id: self.worker_id.clone(), error }
     }

@@ -108,6 +108,16 @@ pub(crate) struct Statements {
     pub(crate) cron_known: Statement,
     pub(crate) cron_ticks: Statement,
     pub(crate) cron_items: Statement,
+    pub(crate) recovery_lock: Statement,
+    pub(crate) recovery_dead_workers: Statement,
+    pub(crate) recovery_jobs: Statement,
+    pub(crate) recovery_recover: Statement,
+    pub(crate) recovery_forget: Statement,
+    pub(crate) recovery_swept: Statement,
+    pub(crate) recovery_register: Statement,
+    pub(crate) recovery_heartbeat: Statement,
+    pub(crate) recovery_leave: Statement,
+    pub(crate) recovery_workers: Statement,
 }
 
 /// The text of a statement; cheap to clone, as the driver wants it owned.
@@ -156,6 +166,16 @@ impl Statements {
             cron_known: statement(include_str!("../sql/queries/cron_known.sql")),
             cron_ticks: statement(include_str!("../sql/queries/cron_ticks.sql")),
             cron_items: statement(include_str!("../sql/queries/cron_items.sql")),
+            recovery_lock: statement(include_str!("../sql/queries/recovery_lock.sql")),
+            recovery_dead_workers: statement(include_str!("../sql/queries/recovery_dead_workers.sql")),
+            recovery_jobs: statement(include_str!("../sql/queries/recovery_jobs.sql")),
+            recovery_recover: statement(include_str!("../sql/queries/recovery_recover.sql")),
+            recovery_forget: statement(include_str!("../sql/queries/recovery_forget.sql")),
+            recovery_swept: statement(include_str!("../sql/queries/recovery_swept.sql")),
+            recovery_register: statement(include_str!("../sql/queries/recovery_register.sql")),
+            recovery_heartbeat: statement(include_str!("../sql/queries/recovery_heartbeat.sql")),
+            recovery_leave: statement(include_str!("../sql/queries/recovery_leave.sql")),
+            recovery_workers: statement(include_str!("../sql/queries/recovery_workers.sql")),
             schema,
         }
     }
@@ -241,9 +261,11 @@ pub(crate) mod schema {
     pub(crate) const LEDGER_FLAGS: &str = include_str!("../sql/schema/021-ledger-flags.sql");
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
+    pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../sql/schema/111-recovery-functions.sql");
     pub(crate) const INDEXES: &str = include_str!("../sql/schema/120-indexes.sql");
     pub(crate) const TABLE_CARE: &str = include_str!("../sql/schema/130-table-care.sql");
     pub(crate) const CRONTAB_ITEMS: &str = include_str!("../sql/schema/140-crontab-items.sql");
+    pub(crate) const WORKERS: &str = include_str!("../sql/schema/150-workers.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

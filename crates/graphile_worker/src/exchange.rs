@@ -145,6 +145,8 @@ pub(crate) struct Wants {
     /// How many more jobs of a task that is limited.
     pub(crate) limits: HashMap<Arc<str>, usize>,
     pub(crate) now: Option<DateTime<Utc>>,
+    /// How many seconds old the worker's heartbeat may be, where it has one.
+    pub(crate) freshness: Option<f64>,
 }
 
 pub(crate) struct Reply {
@@ -436,6 +438,7 @@ impl Exchange {
             .bind(wants.now)
             .bind(back.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
             .bind(limits)
+            .bind(wants.freshness)
             .fetch_all(connection)
             .await
             .doing(doing)?;

@@ -76,6 +76,62 @@ pub struct CronJobContext {
     pub job_id: i64,
 }
 
+/// Why a job was interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureReason {
+    /// The worker that ran it has died.
+    WorkerCrashed,
+}
+
+/// The context of events of a job whose worker has died.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JobRecoveryContext {
+    /// The worker that recovers it; for utilities, `worker-utils`.
+    pub worker_id: Arc<str>,
+    /// The worker that died.
+    pub previous_worker_id: Arc<str>,
+    /// The job.
+    pub job: Arc<Job>,
+    /// Why it was interrupted.
+    pub reason: FailureReason,
+}
+
+/// The context of [`JobInterrupted`] and [`JobQuarantined`].
+pub type JobInterruptedContext = JobRecoveryContext;
+
+/// What becomes of a job whose worker has died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JobRecoveryResult {
+    /// It is freed, its attempt refunded, and waits for the delay of recovery.
+    Default,
+    /// It is freed, and runs at this time.
+    Reschedule {
+        /// When.
+        run_at: DateTime<Utc>,
+        /// Its attempts from now on, where they are to change.
+        attempts: Option<i16>,
+    },
+    /// It has failed, and is tried again after the usual back-off.
+    FailWithBackoff,
+    /// It stays locked. The next sweep asks again.
+    Skip,
+}
+
+/// The context of [`WorkerRecovered`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WorkerRecoveredContext {
+    /// The worker that swept; for utilities, `worker-utils`.
+    pub worker_id: Arc<str>,
+    /// The workers that were dead.
+    pub worker_ids: Vec<String>,
+    /// How many of their jobs were freed.
+    pub recovered_count: u64,
+}
+
 /// What becomes of a job that is to be added.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -144,6 +200,18 @@ events! {
     JobFailed: JobEventContext => ();
     /// What became of a job is written.
     JobComplete: JobEventContext => ();
+    /// A worker has registered, and its heart beats.
+    WorkerRegistered: WorkerEventContext => ();
+    /// A heartbeat did not reach the database; the worker will try again.
+    WorkerHeartbeatMissed: WorkerEventContext => ();
+    /// Dead workers were swept.
+    WorkerRecovered: WorkerRecoveredContext => ();
+    /// Decides what becomes of a job whose worker has died.
+    JobRecovery: JobRecoveryContext => JobRecoveryResult;
+    /// A job was freed whose worker had died.
+    JobInterrupted: JobInterruptedContext => ();
+    /// A job has failed because its workers keep dying with it.
+    JobQuarantined: JobInterruptedContext => ();
     /// The crontab was looked at, and what was due is added: at least once a minute.
     CronTick: CronTickContext => ();
     /// A recurring job was added, by this worker, when it was due.
@@ -268,6 +336,20 @@ impl HookRegistry {
             }
         }
         HookResult::Continue
+    }
+
+    /// The first hook that does not say `Default` has decided.
+    pub(crate) async fn recover(&self, context: impl FnOnce() -> JobRecoveryContext) -> JobRecoveryResult {
+        if self.has::<JobRecovery>() {
+            let context = context();
+            for handler in self.handlers::<JobRecovery>() {
+                match handler(context.clone()).await {
+                    JobRecoveryResult::Default => {}
+                    decision => return decision,
+                }
+            }
+        }
+        JobRecoveryResult::Default
     }
 
     /// Lets each hook change the job, one after the other; `Err` is the reason of the one that refused.

@@ -47,6 +47,7 @@ mod job;
 mod listener;
 mod migrate;
 mod options;
+mod recovery;
 mod second_lane;
 mod settle;
 mod shutdown;
@@ -66,13 +67,19 @@ pub use graphile_worker_crontab::{
 };
 pub use hooks::{
     AfterJobRun, BeforeJobRun, BeforeJobSchedule, CronJobBackfilled, CronJobContext, CronJobScheduled, CronTick,
-    CronTickContext, Event, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult, JobComplete, JobError,
-    JobEventContext, JobFailed, JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess,
-    Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
+    CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult, JobComplete,
+    JobError, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecovery,
+    JobRecoveryContext, JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError,
+    ListenSuccess, Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
+    WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerStart, WorkerStop,
 };
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate};
 pub use options::{TaskHandlers, WorkerOptions};
+pub use recovery::{
+    ActiveWorker, INFRASTRUCTURE_RESILIENT_FLAG, SweepStaleWorkersOptions, SweepStaleWorkersResult,
+    WorkerRecoveryConfig,
+};
 pub use task::{
     BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, TaskError, TaskHandler,
     TaskOptions, TaskOutcome,

@@ -35,8 +35,11 @@ const TABLE_CARE_STEP: i32 = 3;
 /// The step of our own ledger that makes the table of crontab items.
 const CRONTAB_ITEMS_STEP: i32 = 4;
 
+/// The step of our own ledger that makes the tables of recovery.
+const WORKERS_STEP: i32 = 5;
+
 /// The highest step of our own ledger that this release knows.
-const LAST_ADDITION: i32 = 4;
+const LAST_ADDITION: i32 = 5;
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
@@ -273,6 +276,7 @@ struct Plan {
     complete_ledger: bool,
     correct_flags: bool,
     create_additions: bool,
+    create_workers: bool,
     install_functions: bool,
     create_indexes: bool,
     set_table_care: bool,
@@ -326,6 +330,7 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         complete_ledger: !missing.is_empty(),
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
+        create_workers: !found.has_addition(WORKERS_STEP),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
         create_indexes: !found.has_addition(INDEXES_STEP),
         set_table_care: !found.has_addition(TABLE_CARE_STEP),
@@ -423,6 +428,10 @@ async fn apply(
     if plan.create_additions {
         run(connection, schema, schema::ADDITIONS, "create our own ledger").await?;
     }
+    if plan.create_workers {
+        run(connection, schema, schema::WORKERS, "create the tables of recovery").await?;
+        record(connection, schema, WORKERS_STEP, None).await?;
+    }
     if plan.install_functions {
         install_functions(connection, schema).await?;
     }
@@ -495,6 +504,7 @@ async fn move_jobs(
 
 async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Result<(), Error> {
     run(connection, schema, schema::FUNCTIONS, "install the functions").await?;
+    run(connection, schema, schema::RECOVERY_FUNCTIONS, "install the functions of recovery").await?;
     let checksum = functions_checksum(connection, schema).await?;
     record(connection, schema, FUNCTIONS_STEP, checksum).await
 }
@@ -577,6 +587,7 @@ mod tests {
             create_view: true,
             complete_ledger: true,
             create_additions: true,
+            create_workers: true,
             install_functions: true,
             create_indexes: true,
             set_table_care: true,

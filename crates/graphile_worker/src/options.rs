@@ -10,6 +10,7 @@ use crate::error::Doing;
 use crate::exchange::Exchange;
 use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::migrate::migrate;
+use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
 use crate::worker::Worker;
@@ -53,6 +54,7 @@ pub struct WorkerOptions {
     hooks: HookRegistry,
     crontabs: Vec<Crontab>,
     cron_clock: Option<TestClock>,
+    recovery: WorkerRecoveryConfig,
     use_local_time: bool,
     forbidden_flags: ForbiddenFlags,
     listen: bool,
@@ -127,6 +129,7 @@ pub(crate) struct Settings {
     pub(crate) interrupted_job_retry_delay: Duration,
     pub(crate) crontabs: Vec<Arc<Crontab>>,
     pub(crate) cron_clock: Clock,
+    pub(crate) recovery: WorkerRecoveryConfig,
 }
 
 impl Default for WorkerOptions {
@@ -143,6 +146,7 @@ impl Default for WorkerOptions {
             hooks: HookRegistry::new(),
             crontabs: Vec::new(),
             cron_clock: None,
+            recovery: WorkerRecoveryConfig::default(),
             use_local_time: false,
             forbidden_flags: ForbiddenFlags::None,
             listen: true,
@@ -276,6 +280,36 @@ impl WorkerOptions {
         self
     }
 
+    /// Whether and how jobs of workers that died are recovered (default: they are not, for 4 hours).
+    pub fn worker_recovery(mut self, recovery: WorkerRecoveryConfig) -> WorkerOptions {
+        self.recovery = recovery;
+        self
+    }
+
+    /// How often the worker says that it lives; switches recovery on.
+    pub fn heartbeat_interval(mut self, interval: Duration) -> WorkerOptions {
+        self.recovery = self.recovery.heartbeat_interval(interval);
+        self
+    }
+
+    /// How often it looks for dead workers; switches recovery on.
+    pub fn sweep_interval(mut self, interval: Duration) -> WorkerOptions {
+        self.recovery = self.recovery.sweep_interval(interval);
+        self
+    }
+
+    /// Since when a worker has not been heard of that is dead; switches recovery on.
+    pub fn sweep_threshold(mut self, threshold: Duration) -> WorkerOptions {
+        self.recovery = self.recovery.sweep_threshold(threshold);
+        self
+    }
+
+    /// How long jobs of a dead worker wait before they run again; switches recovery on.
+    pub fn recovery_delay(mut self, delay: Duration) -> WorkerOptions {
+        self.recovery = self.recovery.recovery_delay(delay);
+        self
+    }
+
     /// Whether this machine's clock decides which jobs are due (default: no, the database's).
     pub fn use_local_time(mut self, use_local_time: bool) -> WorkerOptions {
         self.use_local_time = use_local_time;
@@ -369,7 +403,8 @@ impl WorkerOptions {
         } else {
             connect_options = connect_options.statement_cache_capacity(0);
         }
-        let worker_id = new_worker_id();
+        self.recovery.check()?;
+        let worker_id = new_worker_id(&self.recovery);
         let (migrated, connection) =
             tokio::join!(migrate(&pool, schema.name()), Exchange::connect_ahead(&connect_options, &worker_id));
         migrated?;
@@ -398,6 +433,7 @@ impl WorkerOptions {
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
                 crontabs,
                 cron_clock,
+                recovery: self.recovery,
             }),
             tasks: Arc::new(tasks),
             surroundings: Arc::new(surroundings),
@@ -464,11 +500,12 @@ fn pool(database: Option<Database>, max_connections: u32) -> Result<PgPool, Erro
         .connect_lazy_with(options))
 }
 
-/// `rs-` tells our workers from Node's.
-fn new_worker_id() -> String {
+/// `rs-` tells our workers from Node's, `rs-live-` those that register from those that nobody may declare dead.
+pub(crate) fn new_worker_id(recovery: &WorkerRecoveryConfig) -> String {
     use std::hash::{BuildHasher, RandomState};
     let random = || RandomState::new().hash_one(std::process::id());
-    format!("rs-worker-{:016x}{:08x}", random(), random() as u32)
+    let kind = if recovery.enabled { "live" } else { "worker" };
+    format!("rs-{kind}-{:016x}{:08x}", random(), random() as u32)
 }
 
 /// A tuple of task handlers, for [`WorkerOptions::define_jobs`].

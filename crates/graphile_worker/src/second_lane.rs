@@ -56,7 +56,8 @@ impl SecondLane {
         let look = self.hand.limits().is_empty();
         let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return Ok(()) };
         let now = self.settings.use_local_time.then(Utc::now);
-        let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now };
+        let freshness = self.settings.recovery.freshness();
+        let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now, freshness };
         let mut sent =
             Sent { report, hand: self.hand.clone(), lanes, answer: Answer::NotWritten, _under_way: under_way };
         if jobs > 0 {

@@ -14,7 +14,8 @@ use crate::hooks::{
     WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
 };
 use crate::listener::Listener;
-use crate::options::Settings;
+use crate::options::{Settings, new_worker_id};
+use crate::recovery::Heartbeat;
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
@@ -59,6 +60,12 @@ pub struct Worker {
     pub(crate) connection: Mutex<Option<PgConnection>>,
 }
 
+/// How a life ended.
+enum Life {
+    Over,
+    DeclaredDead,
+}
+
 /// Whether to go on when there is nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Until {
@@ -69,33 +76,75 @@ enum Until {
 impl Worker {
     /// Runs jobs until it is told to stop, then lets them finish, and returns when everything is written.
     pub async fn run(&self) -> Result<(), Error> {
-        let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
-        let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
-        let listener = if self.settings.listen {
-            Listener::start(self.settings.connect_options.clone(), self.surroundings.clone())
-        } else {
-            Listener::deaf(&self.surroundings)
-        };
-        info!(
-            label = "worker",
-            worker_id = self.worker_id(),
-            tasks = ?self.tasks.keys().collect::<Vec<_>>(),
-            "connected and looking for jobs"
-        );
-        let clock = (!self.settings.crontabs.is_empty())
-            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown));
-        let ended = self.work(listener, Until::Told).await;
-        if let Some(clock) = clock {
-            clock.stop(&self.shutdown).await;
-        }
-        ended
+        self.live(Until::Told).await
     }
 
     /// Runs jobs until none is left that could run now, then returns.
     pub async fn run_once(&self) -> Result<(), Error> {
+        self.live(Until::NothingIsLeft).await
+    }
+
+    /// Lives until its end; under another name each time that it was declared dead while it was only slow.
+    async fn live(&self, until: Until) -> Result<(), Error> {
         let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
         let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
-        self.work(Listener::deaf(&self.surroundings), Until::NothingIsLeft).await
+        let mut reborn: Option<Worker> = None;
+        loop {
+            let life = reborn.as_ref().unwrap_or(self);
+            match life.one_life(until).await {
+                Ok(Life::Over) => return Ok(()),
+                Ok(Life::DeclaredDead) => reborn = Some(life.under_another_name()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn one_life(&self, until: Until) -> Result<Life, Error> {
+        let (settings, surroundings) = (&self.settings, &self.surroundings);
+        let heartbeat = if settings.recovery.enabled {
+            Some(Heartbeat::start(settings, surroundings.clone()).await?)
+        } else {
+            None
+        };
+        let declared_dead = heartbeat.as_ref().map(|heartbeat| heartbeat.declared_dead.clone()).unwrap_or_default();
+        let listener = if until == Until::Told && settings.listen {
+            Listener::start(settings.connect_options.clone(), surroundings.clone())
+        } else {
+            Listener::deaf(surroundings)
+        };
+        let clock = (until == Until::Told && !settings.crontabs.is_empty())
+            .then(|| RunningCron::start(settings, surroundings.clone(), &self.shutdown));
+        if until == Until::Told {
+            info!(
+                label = "worker",
+                worker_id = self.worker_id(),
+                tasks = ?self.tasks.keys().collect::<Vec<_>>(),
+                "connected and looking for jobs"
+            );
+        }
+        let ended = self.work(listener, until, declared_dead.clone()).await;
+        if let Some(clock) = clock {
+            clock.stop(&self.shutdown).await;
+        }
+        if let Some(heartbeat) = heartbeat {
+            heartbeat.end().await;
+        }
+        if declared_dead.is_cancelled() && !self.shutdown.asked.is_cancelled() {
+            return Ok(Life::DeclaredDead);
+        }
+        ended.map(|()| Life::Over)
+    }
+
+    fn under_another_name(&self) -> Worker {
+        let worker_id = new_worker_id(&self.settings.recovery);
+        info!(label = "worker", before = self.worker_id(), worker_id, "going on under another name");
+        Worker {
+            settings: self.settings.clone(),
+            tasks: self.tasks.clone(),
+            surroundings: Arc::new(self.surroundings.of(worker_id.into())),
+            shutdown: self.shutdown.clone(),
+            connection: Mutex::default(),
+        }
     }
 
     /// Tells the worker to stop: the first time it lets jobs finish, the second time it leaves at once.
@@ -108,12 +157,12 @@ impl Worker {
         self.surroundings.utils.clone()
     }
 
-    /// The name under which this worker locks jobs.
+    /// The name under which this worker locks jobs; its first one, should it have been declared dead.
     pub fn worker_id(&self) -> &str {
         &self.surroundings.worker_id
     }
 
-    async fn work(&self, listener: Listener, until: Until) -> Result<(), Error> {
+    async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
         let identifiers: Vec<Arc<str>> = self.tasks.keys().cloned().collect();
         let exchange = Exchange::open(
             self.connection.lock().await.take(),
@@ -149,6 +198,7 @@ impl Worker {
             listener,
             runners,
             until,
+            declared_dead,
             asked_at: None,
             due_at: None,
         };
@@ -250,6 +300,7 @@ struct Shift<'w> {
     listener: Listener,
     runners: JoinSet<()>,
     until: Until,
+    declared_dead: CancellationToken,
     /// When the database was last asked for the next job of the future, and what it said.
     asked_at: Option<Instant>,
     due_at: Option<Instant>,
@@ -275,7 +326,7 @@ impl Shift<'_> {
             if leave_at.is_none() && shutdown.asked.is_cancelled() {
                 leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
             }
-            if leave_at.is_some() && self.hand.is_empty() {
+            if self.declared_dead.is_cancelled() || (leave_at.is_some() && self.hand.is_empty()) {
                 return Ok(());
             }
             let forbidden_flags = if leave_at.is_some() {
@@ -290,7 +341,8 @@ impl Shift<'_> {
             if let Some((report, room)) = self.hand.begin(Lane::First, look) {
                 let began = Instant::now();
                 let now = settings.use_local_time.then(Utc::now);
-                let wants = Wants { jobs: room, forbidden_flags, limits, now };
+                let freshness = settings.recovery.freshness();
+                let wants = Wants { jobs: room, forbidden_flags, limits, now, freshness };
                 if room > 0 {
                     hooks.emit(FetchStart, || surroundings.event(None)).await;
                 }
@@ -303,6 +355,7 @@ impl Shift<'_> {
                                 leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
                             }
                             () = leaves(shutdown, leave_at) => break Ok(None),
+                            () = self.declared_dead.cancelled() => break Ok(None),
                         }
                     }
                 };
@@ -353,6 +406,7 @@ impl Shift<'_> {
                     shutdown.asked.cancel();
                 }
                 () = leaves(shutdown, leave_at) => return Ok(()),
+                () = self.declared_dead.cancelled() => return Ok(()),
             }
         }
     }
@@ -429,7 +483,7 @@ impl Shift<'_> {
     async fn last_report(&mut self) -> Result<(), Error> {
         let patience = self.patience();
         let now = self.worker.settings.use_local_time.then(Utc::now);
-        let wants = Wants { jobs: 0, forbidden_flags: None, limits: HashMap::new(), now };
+        let wants = Wants { jobs: 0, forbidden_flags: None, limits: HashMap::new(), now, freshness: None };
         let written = async {
             while !self.hand.is_empty() || self.exchange.is_uncertain() {
                 let (report, _) = self.hand.begin(Lane::First, false).unwrap_or_default();

@@ -6,6 +6,9 @@ use crate::error::Doing;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
 use crate::migrate::{Migration, migrate};
+use crate::recovery::{
+    self, ActiveWorker, Sweep, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig,
+};
 use crate::task::{BatchTaskHandler, TaskHandler};
 use crate::{Error, db};
 use chrono::{DateTime, Utc};
@@ -14,6 +17,7 @@ use serde_json::value::to_raw_value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgPool, Row};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 
 /// What may be changed about jobs that do not run; what is `None` stays.
@@ -291,6 +295,32 @@ impl WorkerUtils {
             transaction.commit().await.doing(doing)?;
         }
         Ok(deleted)
+    }
+
+    /// The workers that have registered (those whose recovery is on); stale is who has not been heard of for so long.
+    pub async fn list_active_workers(&self, stale_after: Duration) -> Result<Vec<ActiveWorker>, Error> {
+        let mut connection = self.source.acquire().await.doing(|| "list workers".to_owned())?;
+        recovery::active_workers(&mut connection, self.statements()?, stale_after).await
+    }
+
+    /// Frees what dead workers hold, by the defaults of [`WorkerRecoveryConfig`]; does nothing while somebody else sweeps.
+    pub async fn sweep_stale_workers(
+        &self,
+        options: SweepStaleWorkersOptions,
+    ) -> Result<SweepStaleWorkersResult, Error> {
+        self.sweep_stale_workers_with_config(&WorkerRecoveryConfig::default(), options).await
+    }
+
+    /// The same by another configuration.
+    pub async fn sweep_stale_workers_with_config(
+        &self,
+        config: &WorkerRecoveryConfig,
+        options: SweepStaleWorkersOptions,
+    ) -> Result<SweepStaleWorkersResult, Error> {
+        let mut connection = self.source.acquire().await.doing(|| "sweep".to_owned())?;
+        let statements = self.statements()?;
+        let sweep = Sweep { statements, hooks: &self.shared.hooks, worker_id: "worker-utils".into(), config, options };
+        sweep.sweep(&mut connection).await
     }
 
     /// Installs the schema, or brings it up to date; see [`migrate`].

@@ -20,6 +20,7 @@
 --  $11 queues this worker holds and has no jobs of any more
 --  $12 ids of the tasks it runs, $17 how many jobs of each it may take (null: any number)   $13 how many jobs it wants
 --  $14 flags it must not run, or null   $15 what time it is, or null for the database's
+--  $18 how many seconds old its heartbeat may be, null if it has none: one that may have been declared dead gets nothing
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), finished as (
@@ -203,8 +204,16 @@ heads as (
     from candidates where $17 is not null
   ) as numbered
   where nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
+),
+-- Locked against whoever declares it dead; looked at only if there is something to claim.
+alive as (
+  select workers.worker_id from :"schema"._rs_workers as workers
+  where workers.worker_id = $1 and workers.last_heartbeat_at > now() - make_interval(secs => $18::float8)
+  for key share
 ), chosen as (
-  select id, job_queue_id from within_limits order by priority, run_at, id limit $13
+  select id, job_queue_id from within_limits
+  where $18 is null or exists (select from alive where within_limits.id is not null)
+  order by priority, run_at, id limit $13
 ), queue_locks as (
   update :"schema"._private_job_queues as job_queues
   set

@@ -6,4 +6,7 @@
 -- No truncating: giving the empty end of a table back to the system takes a lock that keeps every worker out, only to
 -- ask for the same pages again a moment later. `vacuum (truncate)` does it when you want it.
 alter table :"schema"._private_jobs set (autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-alter table :"schema"._private_job_queues set (autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
+-- Room on the pages of queues: a queue's row changes with every claim, and without a place beside it each change would
+-- also have to be written into its two indexes.
+alter table :"schema"._private_job_queues
+  set (autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off, fillfactor = 70);

@@ -15,6 +15,7 @@ mod outages;
 mod plans;
 mod processes;
 mod races;
+mod recovery;
 mod search_path;
 mod spec_snippets;
 mod sql_files;

@@ -244,7 +244,8 @@ async fn what_recurs_and_was_missed_while_the_database_was_away_is_made_up_for_a
     assert_eq!(looks.recv().await, Some(time("08:00:30")));
     network.down.store(true, Ordering::SeqCst);
     clock.set(time("11:30:00"));
-    let connected = "select count(*) from pg_stat_activity where datname = current_database() and application_name like '% cron'";
+    let connected =
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name like '% cron'";
     while db.value(connected).await != 0 {
         tokio::task::yield_now().await;
     }

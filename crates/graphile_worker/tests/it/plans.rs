@@ -13,13 +13,13 @@ async fn plan(connection: &mut PgConnection) -> Vec<String> {
     let (_, text) = files.iter().find(|(name, _)| name == "exchange.sql").expect("the file");
     let prepare = format!(
         "{SETTINGS}; deallocate all; prepare exchange(text, bigint[], timestamptz[], bigint[], timestamptz[], text[],
-           float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[]) as {}",
+           float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[], float8) as {}",
         text.replace(":\"schema\"", "graphile_worker")
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     sqlx::query_scalar(
         "explain (costs off) execute exchange('w', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-           '{1}', 100, null, null, '{}', null)",
+           '{1}', 100, null, null, '{}', null, null)",
     )
     .persistent(false)
     .fetch_all(connection)

@@ -62,7 +62,17 @@ async fn worker_process() {
     let log = Arc::new(Mutex::new(std::io::BufWriter::new(log)));
     let pool = PgPool::connect(&url).await.unwrap();
     let (written, locks) = (log.clone(), folder.clone());
-    let worker = WorkerOptions::default()
+    let (mine, mine_written) = (folder.clone(), log.clone());
+    let mut options = WorkerOptions::default();
+    let is_mortal = std::env::var_os("GW_TEST_MORTAL").is_some();
+    if is_mortal {
+        options = options
+            .heartbeat_interval(Duration::from_millis(200))
+            .sweep_interval(Duration::from_millis(300))
+            .sweep_threshold(Duration::from_secs(5))
+            .recovery_delay(Duration::ZERO);
+    }
+    let worker = options
         .pg_pool(pool.clone())
         .concurrency(16)
         .poll_interval(Duration::from_millis(100))
@@ -84,6 +94,23 @@ async fn worker_process() {
                 writeln!(log.lock().unwrap(), "{} {alone}", ctx.job().id).unwrap();
             }
         })
+        // Holds a lock on the job's file while it runs, and says at once what it has done.
+        .define_task("mortal", move |_: Value, ctx: WorkerContext| {
+            let id = ctx.job().id;
+            let file = std::fs::File::create(mine.join(format!("job-{id}"))).unwrap();
+            let log = mine_written.clone();
+            async move {
+                let alone = file.try_lock().is_ok();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let mut log = log.lock().unwrap();
+                writeln!(log, "{id} {alone}").unwrap();
+                log.flush().unwrap();
+            }
+        })
+        .define_task("poison", |_: Value, _| async {
+            let die: fn() = || std::process::abort();
+            die();
+        })
         .define_task("stamp", |_: Value, ctx: WorkerContext| async move {
             let local = chrono::Utc::now();
             let stamp = "insert into stamps values (clock_timestamp(), $1)";
@@ -92,7 +119,19 @@ async fn worker_process() {
         .init()
         .await
         .unwrap();
-    let left = "select count(*) from graphile_worker._private_jobs";
+    let left = "select count(*) from graphile_worker.jobs where attempts < max_attempts";
+    if is_mortal {
+        let worker = Arc::new(worker);
+        let running = tokio::spawn({
+            let worker = worker.clone();
+            async move { worker.run().await }
+        });
+        while sqlx::query_scalar::<_, i64>(left).fetch_one(&pool).await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        worker.request_shutdown();
+        return running.await.unwrap().unwrap();
+    }
     while sqlx::query_scalar::<_, i64>(left).fetch_one(&pool).await.unwrap() > 0 {
         worker.run_once().await.unwrap();
         tokio::task::yield_now().await;
@@ -284,4 +323,58 @@ async fn a_worker_whose_clock_is_an_hour_off_runs_jobs_when_they_are_due() {
             .await;
         assert_eq!(stamp, json!({"not_early": true, "not_late": true, "off": seconds / 60}));
     }
+}
+
+fn start_mortal(url: &str, folder: &Path, number: usize) -> Child {
+    process_command(url, folder, number).env("GW_TEST_MORTAL", "1").stderr(std::process::Stdio::null()).spawn().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_at_once() {
+    let db = Db::installed().await;
+    let folder = Folder::new("mortal");
+    db.run("select count(*) from graphile_worker.add_jobs((select array_agg(('mortal', '{}', case when n % 5 = 0 then 'q' || n % 50 end, null, null, null, null, null)::graphile_worker.job_spec) from generate_series(1, 10000) n))").await;
+    let mut workers: Vec<Child> = (0..4).map(|number| start_mortal(db.url(), &folder.0, number)).collect();
+    let left = "select count(*) from graphile_worker._private_jobs";
+    // Whenever some hundred jobs more are done, one is killed and another takes its place.
+    for (number, fewer) in (4..12).zip([9500, 9000, 8500, 8000, 7500, 7000, 6500, 6000]) {
+        while db.value(left).await.as_i64().unwrap() > fewer {
+            tokio::task::yield_now().await;
+        }
+        let victim = &mut workers[number % 4];
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        *victim = start_mortal(db.url(), &folder.0, number);
+    }
+    wait_for(workers);
+    assert_eq!(db.value(left).await, 0);
+    let lines = folder.lines();
+    let done: HashSet<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(done.len(), 10_000, "every job has run");
+    assert!(lines.iter().all(|line| line.ends_with(" true")), "none was anybody else's at that moment");
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_workers").await, 0, "the last have signed off");
+    assert_eq!(
+        db.value("select count(*) from graphile_worker._private_job_queues where locked_by is not null").await,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_done() {
+    let db = Db::installed().await;
+    let folder = Folder::new("poison");
+    db.run("select graphile_worker.add_job('poison', max_attempts := 2, priority := -1); select graphile_worker.add_job('mortal') from generate_series(1, 200)")
+        .await;
+    let open = "select count(*) from graphile_worker.jobs where attempts < max_attempts";
+    let mut number = 0;
+    let mut deaths = 0;
+    while db.value(open).await != 0 {
+        let mut worker = start_mortal(db.url(), &folder.0, number);
+        deaths += u32::from(!worker.wait().unwrap().success());
+        number += 1;
+    }
+    let job = "select json_build_array(attempts, left(last_error, 24)) from graphile_worker._private_jobs";
+    assert_eq!(db.value(job).await, json!([2, "Its worker has died 6 ti"]));
+    assert_eq!(deaths, 6, "four that were refunded, then its two attempts");
+    assert_eq!(folder.lines().len(), 200);
 }

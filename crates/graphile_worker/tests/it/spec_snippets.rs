@@ -3,10 +3,13 @@
 use crate::support::Db;
 use chrono::Utc;
 use graphile_worker::{
-    Cron, CrontabFill, IntoTaskHandlerResult, JobKeyMode, JobSpec, JobSpecBuilder, RescheduleJobOptions, TaskHandler,
-    WorkerContext, WorkerOptions,
+    Cron, CrontabFill, FailureReason, HookRegistry, INFRASTRUCTURE_RESILIENT_FLAG, IntoTaskHandlerResult, JobKeyMode,
+    JobRecovery, JobRecoveryResult, JobSpec, JobSpecBuilder, RescheduleJobOptions, SweepStaleWorkersOptions,
+    TaskHandler, WorkerContext, WorkerOptions, WorkerRecoveryConfig, WorkerUtils,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
 
 macro_rules! task {
     ($type:ident, $identifier:literal, { $($field:ident: $kind:ty),* }) => {
@@ -116,5 +119,89 @@ async fn cron() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         .init()
         .await?;
     worker.run_once().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn recovery() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let db = Db::empty().await;
+    let pg_pool = db.pool.clone();
+    let recovery = WorkerRecoveryConfig::default()
+        .enabled(true)
+        .heartbeat_interval(Duration::from_secs(30))
+        .sweep_interval(Duration::from_secs(60))
+        .sweep_threshold(Duration::from_secs(300))
+        .recovery_delay(Duration::from_secs(30));
+    let worker = WorkerOptions::default()
+        .worker_recovery(recovery)
+        .define_job::<SendEmail>()
+        .pg_pool(pg_pool.clone())
+        .init()
+        .await?;
+    worker.run_once().await?;
+
+    let worker = WorkerOptions::default()
+        .heartbeat_interval(Duration::from_secs(30))
+        .sweep_interval(Duration::from_secs(60))
+        .sweep_threshold(Duration::from_secs(300))
+        .recovery_delay(Duration::from_secs(30))
+        .define_job::<SendEmail>()
+        .pg_pool(pg_pool)
+        .init()
+        .await?;
+    worker.run_once().await?;
+
+    let utils = worker.create_utils();
+    let workers = utils.list_active_workers(Duration::from_secs(60)).await?;
+    for worker in workers {
+        println!(
+            "worker={} stale={} started_at={} last_heartbeat_at={}",
+            worker.worker_id, worker.is_stale, worker.started_at, worker.last_heartbeat_at
+        );
+    }
+
+    let database = db.pool.clone();
+    let utils = WorkerUtils::new(database, "graphile_worker".to_string());
+    let result = utils
+        .sweep_stale_workers(SweepStaleWorkersOptions {
+            sweep_threshold: Some(Duration::from_secs(60)),
+            recovery_delay: Some(Duration::from_secs(30)),
+            dry_run: false,
+        })
+        .await?;
+    println!("recovered {} jobs from {:?}", result.recovered_count, result.worker_ids);
+
+    let config = WorkerRecoveryConfig::default()
+        .sweep_threshold(Duration::from_secs(60))
+        .resilient_sweep_threshold_multiplier(3);
+    let result = utils
+        .sweep_stale_workers_with_config(
+            &config,
+            SweepStaleWorkersOptions {
+                recovery_delay: Some(Duration::from_secs(30)),
+                dry_run: false,
+                ..Default::default()
+            },
+        )
+        .await?;
+    assert_eq!(result.recovered_count, 0);
+
+    let job = utils
+        .add_job(
+            UpdateAccount { id: 1 },
+            JobSpec::builder().flags(vec![INFRASTRUCTURE_RESILIENT_FLAG.to_string()]).build(),
+        )
+        .await?;
+    assert!(job.flags.is_some());
+    let recovery = WorkerRecoveryConfig::default().resilient_job_flags(vec!["custom_resilient".to_string()]);
+    assert!(recovery.enabled);
+
+    let mut hooks = HookRegistry::new();
+    hooks.on(JobRecovery, |ctx| async move {
+        if ctx.reason == FailureReason::WorkerCrashed { JobRecoveryResult::Default } else { JobRecoveryResult::Skip }
+    });
+    let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker".to_string()).with_hooks(Arc::new(hooks));
+    let result = utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await?;
+    assert_eq!(result.worker_ids.len(), 0);
     Ok(())
 }

@@ -1,0 +1,12 @@
+-- The jobs that the dead workers $1 hold, and who held each. Locks them; `skip locked`: one that is being changed by
+-- somebody else is left for the next sweep. Reads the whole table: nothing indexes locked_by.
+select
+  jobs.id, jobs.job_queue_id, jobs.payload::text as payload, jobs.priority,
+  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
+  jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.revision, jobs.flags,
+  jobs.locked_by, tasks.identifier as task_identifier
+from :"schema"._private_jobs as jobs
+join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
+where jobs.locked_by = any ($1::text[])
+order by jobs.id
+for update of jobs skip locked;

@@ -1,0 +1,15 @@
+-- Who lives: workers whose recovery is on say so in `_rs_workers` again and again, and delete their row when they leave.
+-- `_rs_recoveries` counts how often a job's worker has died with it.
+create table if not exists :"schema"._rs_workers (
+  worker_id text primary key,
+  version text,
+  started_at timestamptz not null default now(),
+  last_heartbeat_at timestamptz not null default now(),
+  swept_at timestamptz
+);
+create table if not exists :"schema"._rs_recoveries (
+  job_id bigint primary key,
+  times int not null
+);
+alter table :"schema"._rs_workers enable row level security;
+alter table :"schema"._rs_recoveries enable row level security;

@@ -1,0 +1,546 @@
+//! Recovery: a worker may die at any moment. Heartbeats say who lives; a sweep frees what the dead have held.
+//!
+//! What becomes of a job is for the hooks to decide (`JobRecovery`), and is written by SQL functions
+//! (`111-recovery-functions.sql`), which an operator may call, too. A worker that was only slow finds that it was declared
+//! dead: its outcomes are refused by the fence of the exchange, and it goes on under another name.
+
+use crate::Error;
+use crate::context::Surroundings;
+use crate::db::{self, Statements};
+use crate::error::Doing;
+use crate::exchange::jitter;
+use crate::hooks::{
+    FailureReason, HookRegistry, JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecoveryContext,
+    JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered,
+};
+use crate::job::Job;
+use crate::options::Settings;
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection, Row};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+
+/// The flag of jobs whose workers are given more time before they are declared dead.
+pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
+
+/// How long the database may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long to wait for the database when it is away.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Whether and how workers that died are noticed, and what becomes of their jobs. Setting anything switches it on.
+///
+/// ```
+/// use graphile_worker::{WorkerOptions, WorkerRecoveryConfig};
+/// use std::time::Duration;
+///
+/// let recovery = WorkerRecoveryConfig::default().enabled(true).sweep_threshold(Duration::from_secs(60));
+/// let options = WorkerOptions::default().worker_recovery(recovery.heartbeat_interval(Duration::from_secs(10)));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerRecoveryConfig {
+    /// Whether the worker registers and sweeps (default: no).
+    pub enabled: bool,
+    /// How often a worker says that it lives (default 30 seconds).
+    pub heartbeat_interval: Duration,
+    /// How often somebody looks for dead workers (default 60 seconds).
+    pub sweep_interval: Duration,
+    /// Since when a worker has not been heard of that is dead (default 5 minutes).
+    pub sweep_threshold: Duration,
+    /// How long its jobs wait before they run again (default 30 seconds).
+    pub recovery_delay: Duration,
+    /// How many times the threshold counts for workers that hold a resilient job (default 3).
+    pub resilient_sweep_threshold_multiplier: u32,
+    /// The flags that make a job resilient (default: [`INFRASTRUCTURE_RESILIENT_FLAG`]).
+    pub resilient_job_flags: Vec<String>,
+    /// The recovery of a job that is not refunded any more, because it may be what kills its workers (default 5).
+    pub max_recoveries: u32,
+}
+
+impl Default for WorkerRecoveryConfig {
+    fn default() -> WorkerRecoveryConfig {
+        WorkerRecoveryConfig {
+            enabled: false,
+            heartbeat_interval: Duration::from_secs(30),
+            sweep_interval: Duration::from_secs(60),
+            sweep_threshold: Duration::from_secs(5 * 60),
+            recovery_delay: Duration::from_secs(30),
+            resilient_sweep_threshold_multiplier: 3,
+            resilient_job_flags: vec![INFRASTRUCTURE_RESILIENT_FLAG.to_owned()],
+            max_recoveries: 5,
+        }
+    }
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $name(mut self, $name: $type) -> WorkerRecoveryConfig {
+                self.$name = $name;
+                self.enabled = true;
+                self
+            }
+        )*
+    };
+}
+
+impl WorkerRecoveryConfig {
+    /// Switches it on or off.
+    pub fn enabled(mut self, enabled: bool) -> WorkerRecoveryConfig {
+        self.enabled = enabled;
+        self
+    }
+
+    setters! {
+        /// How often a worker says that it lives.
+        heartbeat_interval: Duration;
+        /// How often somebody looks for dead workers.
+        sweep_interval: Duration;
+        /// Since when a worker has not been heard of that is dead. At least twice the interval of heartbeats.
+        sweep_threshold: Duration;
+        /// How long the jobs of a dead worker wait before they run again.
+        recovery_delay: Duration;
+        /// How many times the threshold counts for workers that hold a resilient job.
+        resilient_sweep_threshold_multiplier: u32;
+        /// The flags that make a job resilient.
+        resilient_job_flags: Vec<String>;
+        /// The recovery of a job that is not refunded any more.
+        max_recoveries: u32;
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let refuse = |setting, problem: String| Err(Error::InvalidOption { setting, problem });
+        if !self.enabled {
+            return Ok(());
+        }
+        for (setting, interval) in
+            [("heartbeat_interval", self.heartbeat_interval), ("sweep_interval", self.sweep_interval)]
+        {
+            if interval.is_zero() {
+                return refuse(setting, "is zero, expected more".to_owned());
+            }
+        }
+        if self.sweep_threshold < self.heartbeat_interval * 2 {
+            let (threshold, interval) = (self.sweep_threshold, self.heartbeat_interval);
+            return refuse(
+                "sweep_threshold",
+                format!(
+                    "is {threshold:?}, expected at least twice the heartbeat_interval of {interval:?}: a worker that lives would be taken for dead"
+                ),
+            );
+        }
+        if self.resilient_sweep_threshold_multiplier == 0 || self.max_recoveries == 0 {
+            return refuse(
+                "worker_recovery",
+                "has a multiplier or max_recoveries of 0, expected at least 1".to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// How old its own heartbeat may be for a worker to claim jobs, in seconds.
+    pub(crate) fn freshness(&self) -> Option<f64> {
+        self.enabled.then(|| self.sweep_threshold.as_secs_f64() / 2.0)
+    }
+}
+
+/// What one sweep does differently.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SweepStaleWorkersOptions {
+    /// Instead of the configuration's threshold.
+    pub sweep_threshold: Option<Duration>,
+    /// Instead of the configuration's delay.
+    pub recovery_delay: Option<Duration>,
+    /// Only says who is dead.
+    pub dry_run: bool,
+}
+
+/// What a sweep found and did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SweepStaleWorkersResult {
+    /// The workers that are dead.
+    pub worker_ids: Vec<String>,
+    /// How many jobs were freed.
+    pub recovered_count: u64,
+}
+
+/// A worker that has registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ActiveWorker {
+    /// Its id.
+    pub worker_id: String,
+    /// The release that it is of.
+    pub version: Option<String>,
+    /// When it has registered.
+    pub started_at: DateTime<Utc>,
+    /// When it was last heard of.
+    pub last_heartbeat_at: DateTime<Utc>,
+    /// Whether that is longer ago than was asked for.
+    pub is_stale: bool,
+}
+
+/// The workers that have registered, the oldest first.
+pub(crate) async fn active_workers(
+    connection: &mut PgConnection,
+    statements: &Statements,
+    stale_after: Duration,
+) -> Result<Vec<ActiveWorker>, Error> {
+    let rows =
+        sqlx::query(statements.recovery_workers.sql()).bind(stale_after.as_secs_f64()).fetch_all(connection).await;
+    let worker = |row: &sqlx::postgres::PgRow| {
+        Ok(ActiveWorker {
+            worker_id: row.try_get("worker_id")?,
+            version: row.try_get("version")?,
+            started_at: row.try_get("started_at")?,
+            last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+            is_stale: row.try_get("is_stale")?,
+        })
+    };
+    rows.and_then(|rows| rows.iter().map(worker).collect()).doing(|| "list workers".to_owned())
+}
+
+/// A sweep, and by whom.
+pub(crate) struct Sweep<'s> {
+    pub(crate) statements: &'s Statements,
+    pub(crate) hooks: &'s HookRegistry,
+    pub(crate) worker_id: Arc<str>,
+    pub(crate) config: &'s WorkerRecoveryConfig,
+    pub(crate) options: SweepStaleWorkersOptions,
+}
+
+/// What was decided on the jobs of dead workers, a column each.
+#[derive(Default)]
+struct Decisions {
+    ids: Vec<i64>,
+    decisions: Vec<&'static str>,
+    run_ats: Vec<Option<DateTime<Utc>>>,
+    attempts: Vec<Option<i32>>,
+}
+
+impl Decisions {
+    fn push(&mut self, id: i64, decision: JobRecoveryResult) {
+        let (name, run_at, attempts) = match decision {
+            JobRecoveryResult::Skip => return,
+            JobRecoveryResult::Default => ("default", None, None),
+            JobRecoveryResult::FailWithBackoff => ("fail", None, None),
+            JobRecoveryResult::Reschedule { run_at, attempts } => ("reschedule", Some(run_at), attempts.map(i32::from)),
+        };
+        self.ids.push(id);
+        self.decisions.push(name);
+        self.run_ats.push(run_at);
+        self.attempts.push(attempts);
+    }
+}
+
+impl Sweep<'_> {
+    /// Frees what dead workers hold, in one transaction; nothing where somebody else is at it.
+    pub(crate) async fn sweep(&self, connection: &mut PgConnection) -> Result<SweepStaleWorkersResult, Error> {
+        let doing = || "recover jobs of dead workers".to_owned();
+        let statements = self.statements;
+        let mut transaction = connection.begin().await.doing(doing)?;
+        let is_ours: bool =
+            sqlx::query_scalar(statements.recovery_lock.sql()).fetch_one(&mut *transaction).await.doing(doing)?;
+        if !is_ours {
+            transaction.rollback().await.doing(doing)?;
+            return Ok(SweepStaleWorkersResult::default());
+        }
+        let threshold = self.options.sweep_threshold.unwrap_or(self.config.sweep_threshold);
+        let worker_ids: Vec<String> = sqlx::query_scalar(statements.recovery_dead_workers.sql())
+            .bind(threshold.as_secs_f64())
+            .bind(i32::try_from(self.config.resilient_sweep_threshold_multiplier).unwrap_or(i32::MAX))
+            .bind(&self.config.resilient_job_flags)
+            .fetch_all(&mut *transaction)
+            .await
+            .doing(doing)?;
+        if worker_ids.is_empty() || self.options.dry_run {
+            transaction.rollback().await.doing(doing)?;
+            return Ok(SweepStaleWorkersResult { worker_ids, recovered_count: 0 });
+        }
+        let rows = sqlx::query(statements.recovery_jobs.sql())
+            .bind(&worker_ids)
+            .fetch_all(&mut *transaction)
+            .await
+            .doing(doing)?;
+        let held: Vec<(Arc<Job>, Arc<str>)> = rows
+            .iter()
+            .map(|row| Ok((Arc::new(db::job(row, None)?), row.try_get::<String, _>("locked_by")?.into())))
+            .collect::<sqlx::Result<_>>()
+            .doing(doing)?;
+        let mut decisions = Decisions::default();
+        for (job, previous) in &held {
+            decisions.push(job.id, self.decide(job, previous).await);
+        }
+        let delay = self.options.recovery_delay.unwrap_or(self.config.recovery_delay);
+        let recovered: HashMap<i64, bool> = sqlx::query_as(statements.recovery_recover.sql())
+            .bind(&worker_ids)
+            .bind(decisions.ids)
+            .bind(decisions.decisions)
+            .bind(decisions.run_ats)
+            .bind(decisions.attempts)
+            .bind(delay.as_secs_f64())
+            .bind(i32::try_from(self.config.max_recoveries).unwrap_or(i32::MAX))
+            .fetch_all(&mut *transaction)
+            .await
+            .doing(doing)?
+            .into_iter()
+            .collect();
+        sqlx::query(statements.recovery_forget.sql())
+            .bind(&worker_ids)
+            .execute(&mut *transaction)
+            .await
+            .doing(doing)?;
+        transaction.commit().await.doing(doing)?;
+        self.tell(&worker_ids, held, &recovered).await;
+        Ok(SweepStaleWorkersResult { worker_ids, recovered_count: recovered.len() as u64 })
+    }
+
+    /// The first hook that does not leave it to the default has decided.
+    async fn decide(&self, job: &Arc<Job>, previous: &Arc<str>) -> JobRecoveryResult {
+        let context = || JobRecoveryContext {
+            worker_id: self.worker_id.clone(),
+            previous_worker_id: previous.clone(),
+            job: job.clone(),
+            reason: FailureReason::WorkerCrashed,
+        };
+        self.hooks.recover(context).await
+    }
+
+    async fn tell(&self, worker_ids: &[String], held: Vec<(Arc<Job>, Arc<str>)>, recovered: &HashMap<i64, bool>) {
+        for (job, previous) in held {
+            let Some(quarantined) = recovered.get(&job.id) else { continue };
+            let context = || JobInterruptedContext {
+                worker_id: self.worker_id.clone(),
+                previous_worker_id: previous.clone(),
+                job: job.clone(),
+                reason: FailureReason::WorkerCrashed,
+            };
+            let (job_id, task_identifier) = (job.id, &*job.task_identifier);
+            if *quarantined {
+                error!(
+                    label = "recovery",
+                    job_id,
+                    task_identifier,
+                    from = &*previous,
+                    "job quarantined: its workers keep dying with it"
+                );
+                self.hooks.emit(JobQuarantined, context).await;
+            } else {
+                warn!(
+                    label = "recovery",
+                    job_id,
+                    task_identifier,
+                    from = &*previous,
+                    "job recovered from a dead worker"
+                );
+            }
+            self.hooks.emit(JobInterrupted, context).await;
+        }
+        info!(label = "recovery", ?worker_ids, recovered = recovered.len(), "dead workers swept");
+        let context = || WorkerRecoveredContext {
+            worker_id: self.worker_id.clone(),
+            worker_ids: worker_ids.to_vec(),
+            recovered_count: recovered.len() as u64,
+        };
+        self.hooks.emit(WorkerRecovered, context).await;
+    }
+}
+
+/// The heartbeat of a running worker, and its turns at sweeping.
+pub(crate) struct Heartbeat {
+    /// Cancelled when somebody has declared this worker dead.
+    pub(crate) declared_dead: CancellationToken,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+    options: PgConnectOptions,
+    surroundings: Arc<Surroundings>,
+}
+
+impl Heartbeat {
+    /// Registers the worker, before it claims anything, and lets its heart beat.
+    pub(crate) async fn start(settings: &Settings, surroundings: Arc<Surroundings>) -> Result<Heartbeat, Error> {
+        let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
+        let options = settings.connect_options.clone().application_name(&name);
+        let mut connection =
+            PgConnection::connect_with(&options).await.doing(|| "connect to the database".to_owned())?;
+        sqlx::query(surroundings.statements.recovery_register.sql())
+            .persistent(false)
+            .bind(&*surroundings.worker_id)
+            .bind(env!("CARGO_PKG_VERSION"))
+            .execute(&mut connection)
+            .await
+            .doing(|| "register the worker".to_owned())?;
+        info!(label = "recovery", worker_id = &*surroundings.worker_id, "registered");
+        surroundings.hooks.emit(WorkerRegistered, || surroundings.event(None)).await;
+        let (declared_dead, stop) = (CancellationToken::new(), CancellationToken::new());
+        let beating = Beating {
+            connection: Some(connection),
+            options: options.clone(),
+            surroundings: surroundings.clone(),
+            config: settings.recovery.clone(),
+            declared_dead: declared_dead.clone(),
+            stop: stop.clone(),
+        };
+        Ok(Heartbeat { declared_dead, stop, task: tokio::spawn(beating.beat_until_stopped()), options, surroundings })
+    }
+
+    /// Ends it, and signs the worker off: everything it held is handed back.
+    pub(crate) async fn end(mut self) {
+        self.stop.cancel();
+        let _ = tokio::time::timeout(ANSWER_TIMEOUT, &mut self.task).await;
+        let sign_off = async {
+            let mut connection = PgConnection::connect_with(&self.options).await?;
+            let query = sqlx::query(self.surroundings.statements.recovery_leave.sql()).persistent(false);
+            query.bind(&*self.surroundings.worker_id).execute(&mut connection).await?;
+            connection.close().await
+        };
+        match tokio::time::timeout(ANSWER_TIMEOUT, sign_off).await {
+            Ok(Ok(())) => {}
+            // A sweep will find it.
+            Ok(Err(error)) => debug!(label = "recovery", %error, "cannot sign off"),
+            Err(_) => debug!(label = "recovery", "cannot sign off in time"),
+        }
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Beating {
+    connection: Option<PgConnection>,
+    options: PgConnectOptions,
+    surroundings: Arc<Surroundings>,
+    config: WorkerRecoveryConfig,
+    declared_dead: CancellationToken,
+    stop: CancellationToken,
+}
+
+impl Beating {
+    async fn beat_until_stopped(mut self) {
+        let sweeping = Sweeping {
+            options: self.options.clone(),
+            surroundings: self.surroundings.clone(),
+            config: self.config.clone(),
+        };
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.beat_until_declared_dead() => {}
+            () = sweeping.sweep_for_ever() => {}
+        }
+    }
+
+    async fn beat_until_declared_dead(&mut self) {
+        let worker_id = self.surroundings.worker_id.clone();
+        let mut wait = self.config.heartbeat_interval;
+        let mut missed = false;
+        loop {
+            tokio::time::sleep(wait).await;
+            match self.beat().await {
+                Ok(true) => {
+                    if std::mem::take(&mut missed) {
+                        info!(label = "recovery", worker_id = &*worker_id, "heartbeats arrive again");
+                    }
+                    wait = self.config.heartbeat_interval;
+                }
+                Ok(false) => {
+                    warn!(
+                        label = "recovery",
+                        worker_id = &*worker_id,
+                        "this worker was declared dead while it was slow or cut off: what it ran runs elsewhere, and its outcomes are not written"
+                    );
+                    return self.declared_dead.cancel();
+                }
+                Err(error) => {
+                    self.connection = None;
+                    if !std::mem::replace(&mut missed, true) {
+                        let text = error.to_string_with_sources();
+                        warn!(label = "recovery", worker_id = &*worker_id, error = text, "a heartbeat was missed");
+                        let event = || self.surroundings.event(Some(text.clone()));
+                        self.surroundings.hooks.emit(WorkerHeartbeatMissed, event).await;
+                    }
+                    wait = PAUSE.mul_f64(0.5 + jitter());
+                }
+            }
+        }
+    }
+
+    async fn connected(&mut self) -> Result<&mut PgConnection, Error> {
+        if self.connection.is_none() {
+            let connecting = tokio::time::timeout(ANSWER_TIMEOUT, PgConnection::connect_with(&self.options)).await;
+            let connection = connecting
+                .map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?
+                .doing(|| "connect to the database".to_owned())?;
+            self.connection = Some(connection);
+        }
+        self.connection.as_mut().ok_or(Error::NoAnswer { after: ANSWER_TIMEOUT })
+    }
+
+    /// Says that the worker lives; false where it was declared dead.
+    async fn beat(&mut self) -> Result<bool, Error> {
+        let surroundings = self.surroundings.clone();
+        let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(false);
+        let beating = query.bind(&*surroundings.worker_id).execute(self.connected().await?);
+        let beaten = tokio::time::timeout(ANSWER_TIMEOUT, beating).await;
+        let beaten = beaten.map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?;
+        Ok(beaten.doing(|| "send a heartbeat".to_owned())?.rows_affected() > 0)
+    }
+}
+
+/// Turns at sweeping. Apart from the heartbeat: a hook that takes its time must not keep that waiting.
+struct Sweeping {
+    options: PgConnectOptions,
+    surroundings: Arc<Surroundings>,
+    config: WorkerRecoveryConfig,
+}
+
+impl Sweeping {
+    async fn sweep_for_ever(self) {
+        // Not all at the same moment.
+        let mut wait = self.config.sweep_interval.mul_f64(0.5 + jitter() / 2.0);
+        loop {
+            tokio::time::sleep(wait).await;
+            if let Err(error) = self.sweep().await {
+                let error = &error as &dyn std::error::Error;
+                debug!(label = "recovery", error, "cannot sweep; trying again at the next turn");
+            }
+            wait = self.config.sweep_interval.mul_f64(0.9 + jitter() / 5.0);
+        }
+    }
+
+    /// Sweeps, if nobody else has a moment ago.
+    async fn sweep(&self) -> Result<(), Error> {
+        let surroundings = &self.surroundings;
+        let doing = || "sweep".to_owned();
+        let mut connection = PgConnection::connect_with(&self.options).await.doing(doing)?;
+        let turn = sqlx::query(surroundings.statements.recovery_swept.sql())
+            .persistent(false)
+            .bind(&*surroundings.worker_id)
+            .bind(self.config.sweep_interval.as_secs_f64() * 0.8)
+            .execute(&mut connection)
+            .await
+            .doing(doing)?;
+        if turn.rows_affected() > 0 {
+            let sweep = Sweep {
+                statements: &surroundings.statements,
+                hooks: &surroundings.hooks,
+                worker_id: surroundings.worker_id.clone(),
+                config: &self.config,
+                options: SweepStaleWorkersOptions::default(),
+            };
+            sweep.sweep(&mut connection).await?;
+        }
+        connection.close().await.doing(doing)
+    }
+}

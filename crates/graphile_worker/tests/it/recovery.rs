@@ -1,0 +1,353 @@
+//! Workers that die, or are only slow: who is declared dead, and what becomes of their jobs.
+
+use crate::support::{Db, Started};
+use chrono::{DateTime, Utc};
+use graphile_worker::{
+    Error, FailureReason, HookRegistry, INFRASTRUCTURE_RESILIENT_FLAG, JobInterrupted, JobQuarantined, JobRecovery,
+    JobRecoveryResult, SweepStaleWorkersOptions, WorkerContext, WorkerOptions, WorkerRecovered, WorkerRecoveryConfig,
+    WorkerUtils,
+};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// A worker that has not been heard of for this long, and holds these jobs.
+async fn dead_worker(db: &Db, worker: &str, silent_for: &str, ids: &[i64]) {
+    db.run(&format!(
+        "insert into graphile_worker._rs_workers (worker_id, started_at, last_heartbeat_at)
+         values ('{worker}', now() - interval '1 day', now() - interval '{silent_for}')"
+    ))
+    .await;
+    hold(db, worker, ids).await;
+}
+
+async fn hold(db: &Db, worker: &str, ids: &[i64]) {
+    db.run(&format!(
+        "with held as (
+           update graphile_worker._private_jobs set locked_by = '{worker}', locked_at = now(), attempts = attempts + 1
+           where id = any ('{{{}}}') returning job_queue_id)
+         update graphile_worker._private_job_queues as queues set locked_by = '{worker}', locked_at = now()
+         from held where queues.id = held.job_queue_id",
+        ids.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
+    ))
+    .await;
+}
+
+async fn add(db: &Db, arguments: &str) -> i64 {
+    db.add_job(arguments).await["id"].as_i64().unwrap()
+}
+
+/// Which jobs are locked by whom.
+async fn locks(db: &Db) -> Value {
+    db.value("select coalesce(json_object_agg(id, locked_by) filter (where locked_by is not null), '{}') from graphile_worker._private_jobs")
+        .await
+}
+
+fn utils(db: &Db) -> WorkerUtils {
+    WorkerUtils::new(db.pool.clone(), "graphile_worker".to_string())
+}
+
+#[tokio::test]
+async fn jobs_of_a_worker_that_is_not_heard_of_run_again_later_with_the_attempt_refunded() {
+    let db = Db::installed().await;
+    let id = add(&db, "'t', queue_name := 'q'").await;
+    let other = add(&db, "'t'").await;
+    dead_worker(&db, "rs-live-dead", "6 minutes", &[id]).await;
+    dead_worker(&db, "rs-live-lives", "4 minutes", &[other]).await;
+
+    let listed = utils(&db).list_active_workers(Duration::from_secs(300)).await.unwrap();
+    let stale: Vec<(&str, bool)> = listed.iter().map(|worker| (&*worker.worker_id, worker.is_stale)).collect();
+    assert_eq!(stale, [("rs-live-dead", true), ("rs-live-lives", false)]);
+
+    let dry = SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    let result = utils(&db).sweep_stale_workers(dry).await.unwrap();
+    assert_eq!((result.worker_ids, result.recovered_count), (vec!["rs-live-dead".to_owned()], 0));
+    assert_eq!(locks(&db).await, json!({ id.to_string(): "rs-live-dead", other.to_string(): "rs-live-lives" }));
+
+    let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!((result.worker_ids, result.recovered_count), (vec!["rs-live-dead".to_owned()], 1));
+    assert_eq!(locks(&db).await, json!({ other.to_string(): "rs-live-lives" }));
+    let job = format!(
+        "select attempts, last_error, run_at > now() + interval '25 seconds' and run_at < now() + interval '31 seconds' as waits,
+           (select locked_by from graphile_worker._private_job_queues) as queue
+         from graphile_worker._private_jobs where id = {id}"
+    );
+    assert_eq!(
+        db.row(&job).await,
+        json!({"attempts": 0, "last_error": "Job recovered after worker interruption", "waits": true, "queue": null})
+    );
+    assert_eq!(db.value("select json_agg(worker_id) from graphile_worker._rs_workers").await, json!(["rs-live-lives"]));
+}
+
+#[tokio::test]
+async fn only_who_registers_can_be_declared_dead() {
+    let db = Db::installed().await;
+    let (orphan, nodes, ours) = (add(&db, "'t'").await, add(&db, "'t'").await, add(&db, "'t'").await);
+    hold(&db, "rs-live-gone", &[orphan]).await;
+    hold(&db, "worker-8a4f5c", &[nodes]).await;
+    hold(&db, "rs-worker-without-recovery", &[ours]).await;
+    let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!((result.worker_ids, result.recovered_count), (vec!["rs-live-gone".to_owned()], 1));
+    assert_eq!(
+        locks(&db).await,
+        json!({ nodes.to_string(): "worker-8a4f5c", ours.to_string(): "rs-worker-without-recovery" })
+    );
+}
+
+#[tokio::test]
+async fn workers_with_resilient_jobs_are_given_more_time() {
+    let db = Db::installed().await;
+    let resilient = add(&db, &format!("'t', flags := array['{INFRASTRUCTURE_RESILIENT_FLAG}']")).await;
+    let custom = add(&db, "'t', flags := array['custom']").await;
+    dead_worker(&db, "rs-live-a", "6 minutes", &[resilient]).await;
+    dead_worker(&db, "rs-live-b", "6 minutes", &[custom]).await;
+    let dry = || SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    assert_eq!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids, ["rs-live-b"]);
+    let config = WorkerRecoveryConfig::default().resilient_job_flags(vec!["custom".to_string()]);
+    assert_eq!(utils(&db).sweep_stale_workers_with_config(&config, dry()).await.unwrap().worker_ids, ["rs-live-a"]);
+    db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '16 minutes'").await;
+    assert_eq!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids, ["rs-live-a", "rs-live-b"]);
+}
+
+#[tokio::test]
+async fn hooks_decide_what_becomes_of_each_job() {
+    let db = Db::installed().await;
+    let mut ids = Vec::new();
+    for task in ["default", "later", "fails", "stays"] {
+        ids.push(add(&db, &format!("'{task}'")).await);
+    }
+    dead_worker(&db, "rs-live-dead", "1 hour", &ids).await;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (interrupted, swept) = (heard.clone(), heard.clone());
+    let run_at: DateTime<Utc> = "2030-01-01T00:00:00Z".parse().unwrap();
+    let mut hooks = HookRegistry::new();
+    hooks.on(JobRecovery, move |ctx| async move {
+        assert_eq!(ctx.reason, FailureReason::WorkerCrashed);
+        assert_eq!((&*ctx.previous_worker_id, &*ctx.worker_id), ("rs-live-dead", "worker-utils"));
+        match &*ctx.job.task_identifier {
+            "later" => JobRecoveryResult::Reschedule { run_at, attempts: Some(7) },
+            "fails" => JobRecoveryResult::FailWithBackoff,
+            "stays" => JobRecoveryResult::Skip,
+            _ => JobRecoveryResult::Default,
+        }
+    });
+    hooks.on(JobInterrupted, move |ctx| {
+        interrupted.lock().unwrap().push(ctx.job.task_identifier.to_string());
+        async {}
+    });
+    hooks.on(WorkerRecovered, move |ctx| {
+        swept.lock().unwrap().push(format!("{:?} {}", ctx.worker_ids, ctx.recovered_count));
+        async {}
+    });
+    let utils = utils(&db).with_hooks(Arc::new(hooks));
+    let result = utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!(result.recovered_count, 3);
+    assert_eq!(*heard.lock().unwrap(), ["default", "later", "fails", "[\"rs-live-dead\"] 3"]);
+    let jobs = "select json_object_agg(task_identifier, json_build_array(attempts, last_error, locked_by)) from graphile_worker.jobs";
+    assert_eq!(
+        db.value(jobs).await,
+        json!({
+            "default": [0, "Job recovered after worker interruption", null],
+            "later": [7, "Job recovered after worker interruption", null],
+            "fails": [1, "WorkerCrashed", null],
+            "stays": [1, null, "rs-live-dead"],
+        })
+    );
+    assert_eq!(
+        db.value("select run_at from graphile_worker.jobs where task_identifier = 'later'").await,
+        json!("2030-01-01T00:00:00+00:00")
+    );
+}
+
+#[tokio::test]
+async fn a_job_whose_workers_keep_dying_is_quarantined() {
+    let db = Db::installed().await;
+    let id = add(&db, "'poison'").await;
+    let (sender, mut quarantined) = mpsc::unbounded_channel();
+    let mut hooks = HookRegistry::new();
+    hooks.on(JobQuarantined, move |ctx| {
+        sender.send(ctx.job.id).unwrap();
+        async {}
+    });
+    let utils = utils(&db).with_hooks(Arc::new(hooks));
+    let state = "select json_build_array(attempts, last_error) from graphile_worker._private_jobs";
+    for time in 1..=6 {
+        dead_worker(&db, &format!("rs-live-{time}"), "1 hour", &[id]).await;
+        utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+        let job = db.value(state).await;
+        if time < 5 {
+            assert_eq!(job, json!([0, "Job recovered after worker interruption"]), "time {time}");
+        } else {
+            assert_eq!(quarantined.recv().await, Some(id));
+            let error = format!(
+                "Its worker has died {time} times while this job ran: the job itself may be what kills it. It counts as failed from now on."
+            );
+            assert_eq!(job, json!([time - 4, error]), "an attempt is charged");
+        }
+    }
+    // What is gone is forgotten with the next sweep that frees something.
+    db.run("delete from graphile_worker._private_jobs").await;
+    let next = add(&db, "'t'").await;
+    dead_worker(&db, "rs-live-last", "1 hour", &[next]).await;
+    utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!(db.value("select json_agg(job_id) from graphile_worker._rs_recoveries").await, json!([next]));
+}
+
+#[tokio::test]
+async fn while_somebody_sweeps_nobody_else_does() {
+    let db = Db::installed().await;
+    let id = add(&db, "'t'").await;
+    dead_worker(&db, "rs-live-dead", "1 hour", &[id]).await;
+    let mut sweeper = db.pool.begin().await.unwrap();
+    let ours: bool =
+        sqlx::query_scalar("select graphile_worker._rs_sweep_lock()").fetch_one(&mut *sweeper).await.unwrap();
+    assert!(ours);
+    let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!((result.worker_ids.len(), result.recovered_count), (0, 0));
+    sweeper.rollback().await.unwrap();
+    let (one, other) = (utils(&db), utils(&db));
+    let both = tokio::join!(one.sweep_stale_workers(Default::default()), other.sweep_stale_workers(Default::default()));
+    assert_eq!(both.0.unwrap().recovered_count + both.1.unwrap().recovered_count, 1);
+}
+
+#[tokio::test]
+async fn an_operator_can_sweep_from_psql() {
+    let db = Db::installed().await;
+    let id = add(&db, "'t'").await;
+    dead_worker(&db, "rs-live-dead", "6 minutes", &[id]).await;
+    let dry = "select * from graphile_worker._rs_sweep_stale_workers(dry_run := true)";
+    assert_eq!(db.rows(dry).await, [json!({"worker_id": "rs-live-dead", "job_ids": []})]);
+    let sweep = "select * from graphile_worker._rs_sweep_stale_workers()";
+    assert_eq!(db.rows(sweep).await, [json!({"worker_id": "rs-live-dead", "job_ids": [id]})]);
+    assert_eq!(locks(&db).await, json!({}));
+    assert_eq!(db.rows(sweep).await, Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn settings_that_would_kill_the_living_are_refused() {
+    let refused = async |config: WorkerRecoveryConfig| {
+        let options = WorkerOptions::default().database_url("postgres://nowhere.invalid/").worker_recovery(config);
+        options.init().await.err().unwrap().to_string()
+    };
+    let config = WorkerRecoveryConfig::default;
+    assert_eq!(
+        refused(config().sweep_threshold(Duration::from_secs(40))).await,
+        "sweep_threshold is 40s, expected at least twice the heartbeat_interval of 30s: a worker that lives would be taken for dead"
+    );
+    assert_eq!(refused(config().sweep_interval(Duration::ZERO)).await, "sweep_interval is zero, expected more");
+    assert!(!config().enabled && config().heartbeat_interval(Duration::from_secs(1)).enabled);
+    assert!(!config().sweep_interval(Duration::from_secs(1)).enabled(false).enabled);
+}
+
+/// Quick recovery.
+fn options(db: &Db) -> WorkerOptions {
+    WorkerOptions::default()
+        .pg_pool(db.pool.clone())
+        .listen_os_shutdown_signals(false)
+        .concurrency(1)
+        .heartbeat_interval(Duration::from_millis(50))
+        .sweep_interval(Duration::from_millis(200))
+        .sweep_threshold(Duration::from_secs(20))
+        .recovery_delay(Duration::ZERO)
+}
+
+#[tokio::test]
+async fn a_worker_registers_and_signs_off() {
+    let db = Db::installed().await;
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let started = Started::new(options(&db).define_task("t", move |_: Value, ctx: WorkerContext| {
+        sender.send(ctx.worker_id().to_owned()).unwrap();
+        async {}
+    }))
+    .await;
+    db.add_job("'t'").await;
+    let worker = ran.recv().await.unwrap();
+    assert!(worker.starts_with("rs-live-"), "{worker}");
+    let workers = utils(&db).list_active_workers(Duration::from_secs(20)).await.unwrap();
+    assert_eq!((&*workers[0].worker_id, workers[0].is_stale), (&*worker, false));
+    assert_eq!(workers[0].version.as_deref(), Some(env!("CARGO_PKG_VERSION")));
+    let before = workers[0].last_heartbeat_at;
+    while utils(&db).list_active_workers(Duration::from_secs(20)).await.unwrap()[0].last_heartbeat_at == before {}
+    started.stop().await;
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_workers").await, 0);
+}
+
+#[tokio::test]
+async fn a_running_worker_recovers_what_dead_ones_held() {
+    let db = Db::installed().await;
+    let first = add(&db, "'t', queue_name := 'q'").await;
+    add(&db, "'t', queue_name := 'q'").await;
+    dead_worker(&db, "rs-live-dead", "1 hour", &[first]).await;
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let started = Started::new(options(&db).define_task("t", move |_: Value, ctx: WorkerContext| {
+        sender.send((ctx.job().id, ctx.job().attempts)).unwrap();
+        async {}
+    }))
+    .await;
+    let mut ran = [ran.recv().await.unwrap(), ran.recv().await.unwrap()];
+    ran.sort();
+    assert_eq!(ran, [(first, 1), (first + 1, 1)]);
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_name() {
+    let db = Db::installed().await;
+    let (sender, mut runs) = mpsc::unbounded_channel();
+    let release = Arc::new(Notify::new());
+    let released = release.clone();
+    let started = Started::new(options(&db).define_task("t", move |_: Value, ctx: WorkerContext| {
+        sender.send((ctx.worker_id().to_owned(), ctx.job().attempts)).unwrap();
+        let released = released.clone();
+        async move { released.notified().await }
+    }))
+    .await;
+    let id = add(&db, "'t'").await;
+    let (first, _) = runs.recv().await.unwrap();
+    // As a sweeper does that has not heard of it for long.
+    db.run(&format!(
+        "begin; update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '1 hour';
+         select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit"
+    ))
+    .await;
+    let (second, attempts) = runs.recv().await.unwrap();
+    assert_ne!(first, second);
+    assert_eq!(attempts, 1, "refunded");
+    assert_eq!(
+        db.value("select count(*) from graphile_worker._private_jobs").await,
+        1,
+        "the first has written nothing"
+    );
+    assert_eq!(locks(&db).await, json!({ id.to_string(): second }));
+    release.notify_one();
+    while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
+    started.stop().await;
+    assert!(runs.try_recv().is_err(), "it ran twice, and no more");
+}
+
+#[tokio::test]
+async fn a_worker_whose_heartbeat_is_old_claims_nothing() -> Result<(), Error> {
+    let db = Db::installed().await;
+    let worker = options(&db)
+        .heartbeat_interval(Duration::from_secs(10))
+        .define_task("t", |_: Value, _| async {})
+        .poll_interval(Duration::from_millis(20))
+        .init()
+        .await?;
+    let worker = Arc::new(worker);
+    let runs = worker.clone();
+    let running = tokio::spawn(async move { runs.run().await });
+    while db.value("select count(*) from graphile_worker._rs_workers").await == 0 {}
+    // As if it had been stopped, and goes on with a claim before its heart beats again.
+    db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '11 seconds'").await;
+    db.add_job("'t'").await;
+    for _ in 0..20 {
+        assert_eq!(locks(&db).await, json!({}));
+        assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 1);
+    }
+    // Its heart beats again.
+    while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
+    worker.request_shutdown();
+    running.await.unwrap()
+}
