@@ -306,10 +306,10 @@ async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_na
     let id = add(&db, "'t'").await;
     let (first, _) = runs.recv().await.unwrap();
     // As a sweeper does that has not heard of it for long.
-    db.run(&format!(
+    db.run(
         "begin; update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '1 hour';
-         select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit"
-    ))
+         select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit",
+    )
     .await;
     let (second, attempts) = runs.recv().await.unwrap();
     assert_ne!(first, second);
