@@ -10,7 +10,9 @@ use crate::context::Surroundings;
 use crate::db::Statement;
 use crate::error::Doing;
 use crate::exchange::jitter;
-use crate::hooks::{CronJobBackfilled, CronJobContext, CronJobScheduled, CronTick, CronTickContext, ScheduledJob};
+use crate::hooks::{
+    CronJobBackfilled, CronJobContext, CronJobScheduled, CronTick, CronTickContext, ScheduledJob, guarded,
+};
 use crate::job::{JobKeyMode, JobSpec};
 use crate::options::Settings;
 use crate::shutdown::Shutdown;
@@ -611,18 +613,6 @@ async fn ask<'q>(
 
 fn read() -> String {
     "read what the database says of recurring jobs".to_owned()
-}
-
-/// Waits for a hook; `None` if it panics, which is told.
-async fn guarded<T>(hook: &str, call: impl Future<Output = T>) -> Option<T> {
-    match AssertUnwindSafe(call).catch_unwind().await {
-        Ok(answer) => Some(answer),
-        Err(panic) => {
-            let panic = crate::execute::panic_message(panic.as_ref());
-            error!(label = "cron", hook, panic, "a hook panicked; going on");
-            None
-        }
-    }
 }
 
 /// Whose fault it is that ticks were not added.

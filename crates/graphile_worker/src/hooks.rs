@@ -1,14 +1,18 @@
 //! Hooks: what an application can hear of, and what it can decide. A hook that nobody registered costs a look at an
 //! empty list.
 
+use crate::execute::panic_message;
 use crate::job::{Job, JobSpec};
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use tracing::error;
 
 /// Something that happens in a worker: what a hook is told, and what it answers.
 pub trait Event: Send + Sync + 'static {
@@ -255,7 +259,7 @@ type Handler<E> =
 /// | `cron:scheduled` | [`CronJobScheduled`] | a recurring job was added |
 /// | `cron:backfill` | [`CronJobBackfilled`] | … that had been missed |
 ///
-/// Three more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`].
+/// Four more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`], [`JobRecovery`].
 ///
 /// ```
 /// use graphile_worker::{HookRegistry, JobFailed};
@@ -361,6 +365,18 @@ impl HookRegistry {
             }
         }
         Ok(job)
+    }
+}
+
+/// Waits for a hook that runs beside the jobs; `None` if it panics, which is told.
+pub(crate) async fn guarded<T>(hook: &str, call: impl Future<Output = T>) -> Option<T> {
+    match AssertUnwindSafe(call).catch_unwind().await {
+        Ok(answer) => Some(answer),
+        Err(panic) => {
+            let panic = panic_message(panic.as_ref());
+            error!(label = "worker", hook, panic, "a hook panicked; going on");
+            None
+        }
     }
 }
 

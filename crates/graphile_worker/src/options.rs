@@ -192,7 +192,7 @@ impl WorkerOptions {
     }
 
     /// How many connections the handlers' pool may have, where the worker makes it (default 20). The worker itself
-    /// uses two more, a third under load, and one for jobs that recur.
+    /// uses two more, a third under load, one for jobs that recur, and one or two where recovery is on.
     pub fn max_pg_conn(mut self, connections: u32) -> WorkerOptions {
         self.max_pg_conn = connections;
         self

@@ -11,7 +11,7 @@ use crate::error::Doing;
 use crate::exchange::jitter;
 use crate::hooks::{
     FailureReason, HookRegistry, JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecoveryContext,
-    JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered,
+    JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, guarded,
 };
 use crate::job::Job;
 use crate::options::Settings;
@@ -19,8 +19,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
@@ -29,6 +30,24 @@ pub const INFRASTRUCTURE_RESILIENT_FLAG: &str = "infrastructure_resilient";
 
 /// How long the database may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a hook may think about a job, and how long a sweep may take in all.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(10);
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// A sweep reads whole tables: what the worker's own connections are told of plans is wrong for it.
+const SWEEP_CONNECTION: [(&str, &str); 7] = [
+    ("plan_cache_mode", "auto"),
+    ("enable_seqscan", "on"),
+    ("enable_bitmapscan", "on"),
+    ("enable_sort", "on"),
+    ("enable_hashjoin", "on"),
+    ("enable_mergejoin", "on"),
+    ("statement_timeout", "4min"),
+];
+
+/// No setting may be longer: sums of times have to stay times.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long to wait for the database when it is away.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -59,7 +78,8 @@ pub struct WorkerRecoveryConfig {
     pub resilient_sweep_threshold_multiplier: u32,
     /// The flags that make a job resilient (default: [`INFRASTRUCTURE_RESILIENT_FLAG`]).
     pub resilient_job_flags: Vec<String>,
-    /// The recovery of a job that is not refunded any more, because it may be what kills its workers (default 5).
+    /// How often a job may be recovered: from this time on its attempt is not refunded any more, because it may be what
+    /// kills its workers (default 5).
     pub max_recoveries: u32,
 }
 
@@ -111,7 +131,7 @@ impl WorkerRecoveryConfig {
         resilient_sweep_threshold_multiplier: u32;
         /// The flags that make a job resilient.
         resilient_job_flags: Vec<String>;
-        /// The recovery of a job that is not refunded any more.
+        /// How often a job may be recovered, until that counts as a failed attempt.
         max_recoveries: u32;
     }
 
@@ -125,6 +145,16 @@ impl WorkerRecoveryConfig {
         {
             if interval.is_zero() {
                 return refuse(setting, "is zero, expected more".to_owned());
+            }
+        }
+        for (setting, length) in [
+            ("heartbeat_interval", self.heartbeat_interval),
+            ("sweep_interval", self.sweep_interval),
+            ("sweep_threshold", self.sweep_threshold),
+            ("recovery_delay", self.recovery_delay),
+        ] {
+            if length > LONGEST {
+                return refuse(setting, format!("is {length:?}, expected at most a year"));
             }
         }
         if self.sweep_threshold < self.heartbeat_interval * 2 {
@@ -147,7 +177,7 @@ impl WorkerRecoveryConfig {
 
     /// How old its own heartbeat may be for a worker to claim jobs, in seconds.
     pub(crate) fn freshness(&self) -> Option<f64> {
-        self.enabled.then(|| self.sweep_threshold.as_secs_f64() / 2.0)
+        self.enabled.then(|| (self.sweep_threshold + self.heartbeat_interval).as_secs_f64() / 2.0)
     }
 }
 
@@ -232,7 +262,10 @@ impl Decisions {
             JobRecoveryResult::Skip => return,
             JobRecoveryResult::Default => ("default", None, None),
             JobRecoveryResult::FailWithBackoff => ("fail", None, None),
-            JobRecoveryResult::Reschedule { run_at, attempts } => ("reschedule", Some(run_at), attempts.map(i32::from)),
+            JobRecoveryResult::Reschedule { run_at, attempts } => {
+                let (first, last) = (DateTime::<Utc>::UNIX_EPOCH, DateTime::<Utc>::UNIX_EPOCH + LONGEST * 8000);
+                ("reschedule", Some(run_at.clamp(first, last)), attempts.map(i32::from))
+            }
         };
         self.ids.push(id);
         self.decisions.push(name);
@@ -311,7 +344,11 @@ impl Sweep<'_> {
             job: job.clone(),
             reason: FailureReason::WorkerCrashed,
         };
-        self.hooks.recover(context).await
+        let asking = tokio::time::timeout(HOOK_TIMEOUT, guarded("JobRecovery", self.hooks.recover(context))).await;
+        asking.ok().flatten().unwrap_or_else(|| {
+            warn!(label = "recovery", job_id = job.id, "a hook has not decided on the job: it is recovered as usual");
+            JobRecoveryResult::Default
+        })
     }
 
     async fn tell(&self, worker_ids: &[String], held: Vec<(Arc<Job>, Arc<str>)>, recovered: &HashMap<i64, bool>) {
@@ -332,7 +369,7 @@ impl Sweep<'_> {
                     from = &*previous,
                     "job quarantined: its workers keep dying with it"
                 );
-                self.hooks.emit(JobQuarantined, context).await;
+                guarded("JobQuarantined", self.hooks.emit(JobQuarantined, context)).await;
             } else {
                 warn!(
                     label = "recovery",
@@ -342,7 +379,7 @@ impl Sweep<'_> {
                     "job recovered from a dead worker"
                 );
             }
-            self.hooks.emit(JobInterrupted, context).await;
+            guarded("JobInterrupted", self.hooks.emit(JobInterrupted, context)).await;
         }
         info!(label = "recovery", ?worker_ids, recovered = recovered.len(), "dead workers swept");
         let context = || WorkerRecoveredContext {
@@ -350,7 +387,7 @@ impl Sweep<'_> {
             worker_ids: worker_ids.to_vec(),
             recovered_count: recovered.len() as u64,
         };
-        self.hooks.emit(WorkerRecovered, context).await;
+        guarded("WorkerRecovered", self.hooks.emit(WorkerRecovered, context)).await;
     }
 }
 
@@ -369,30 +406,41 @@ impl Heartbeat {
     pub(crate) async fn start(settings: &Settings, surroundings: Arc<Surroundings>) -> Result<Heartbeat, Error> {
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
         let options = settings.connect_options.clone().application_name(&name);
-        let mut connection =
-            PgConnection::connect_with(&options).await.doing(|| "connect to the database".to_owned())?;
-        sqlx::query(surroundings.statements.recovery_register.sql())
-            .persistent(false)
-            .bind(&*surroundings.worker_id)
-            .bind(env!("CARGO_PKG_VERSION"))
-            .execute(&mut connection)
+        let registering = async {
+            let mut connection = PgConnection::connect_with(&options).await?;
+            sqlx::query(surroundings.statements.recovery_register.sql())
+                .persistent(false)
+                .bind(&*surroundings.worker_id)
+                .bind(env!("CARGO_PKG_VERSION"))
+                .execute(&mut connection)
+                .await?;
+            Ok(connection)
+        };
+        let connection = tokio::time::timeout(ANSWER_TIMEOUT, registering)
             .await
+            .map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?
             .doing(|| "register the worker".to_owned())?;
         info!(label = "recovery", worker_id = &*surroundings.worker_id, "registered");
-        surroundings.hooks.emit(WorkerRegistered, || surroundings.event(None)).await;
+        guarded("WorkerRegistered", surroundings.hooks.emit(WorkerRegistered, || surroundings.event(None))).await;
+        let mut sweep_options = options.clone();
+        if settings.prepared_statements {
+            sweep_options = sweep_options.options(SWEEP_CONNECTION);
+        }
         let (declared_dead, stop) = (CancellationToken::new(), CancellationToken::new());
         let beating = Beating {
             connection: Some(connection),
             options: options.clone(),
+            sweep_options,
             surroundings: surroundings.clone(),
             config: settings.recovery.clone(),
             declared_dead: declared_dead.clone(),
             stop: stop.clone(),
+            healthy_since: Arc::new(Mutex::new(Some(Instant::now()))),
         };
         Ok(Heartbeat { declared_dead, stop, task: tokio::spawn(beating.beat_until_stopped()), options, surroundings })
     }
 
-    /// Ends it, and signs the worker off: everything it held is handed back.
+    /// Ends it, and signs the worker off, which has written what became of everything it held.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         let _ = tokio::time::timeout(ANSWER_TIMEOUT, &mut self.task).await;
@@ -420,6 +468,9 @@ impl Drop for Heartbeat {
 struct Beating {
     connection: Option<PgConnection>,
     options: PgConnectOptions,
+    sweep_options: PgConnectOptions,
+    /// Since when no heartbeat was missed.
+    healthy_since: Arc<Mutex<Option<Instant>>>,
     surroundings: Arc<Surroundings>,
     config: WorkerRecoveryConfig,
     declared_dead: CancellationToken,
@@ -429,7 +480,8 @@ struct Beating {
 impl Beating {
     async fn beat_until_stopped(mut self) {
         let sweeping = Sweeping {
-            options: self.options.clone(),
+            options: self.sweep_options.clone(),
+            healthy_since: self.healthy_since.clone(),
             surroundings: self.surroundings.clone(),
             config: self.config.clone(),
         };
@@ -445,9 +497,17 @@ impl Beating {
         let worker_id = self.surroundings.worker_id.clone();
         let mut wait = self.config.heartbeat_interval;
         let mut missed = false;
+        let mut last = Instant::now();
         loop {
             tokio::time::sleep(wait).await;
-            match self.beat().await {
+            let beaten = self.beat().await;
+            {
+                let mut healthy = self.healthy_since.lock().unwrap_or_else(PoisonError::into_inner);
+                let in_time = last.elapsed() < self.config.heartbeat_interval * 2;
+                *healthy = beaten.is_ok().then(|| healthy.filter(|_| in_time).unwrap_or_else(Instant::now));
+            }
+            last = Instant::now();
+            match beaten {
                 Ok(true) => {
                     if std::mem::take(&mut missed) {
                         info!(label = "recovery", worker_id = &*worker_id, "heartbeats arrive again");
@@ -468,7 +528,8 @@ impl Beating {
                         let text = error.to_string_with_sources();
                         warn!(label = "recovery", worker_id = &*worker_id, error = text, "a heartbeat was missed");
                         let event = || self.surroundings.event(Some(text.clone()));
-                        self.surroundings.hooks.emit(WorkerHeartbeatMissed, event).await;
+                        let hooks = &self.surroundings.hooks;
+                        guarded("WorkerHeartbeatMissed", hooks.emit(WorkerHeartbeatMissed, event)).await;
                     }
                     wait = PAUSE.mul_f64(0.5 + jitter());
                 }
@@ -491,9 +552,10 @@ impl Beating {
     async fn beat(&mut self) -> Result<bool, Error> {
         let surroundings = self.surroundings.clone();
         let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(false);
+        let patience = ANSWER_TIMEOUT.min(self.config.sweep_threshold / 4);
         let beating = query.bind(&*surroundings.worker_id).execute(self.connected().await?);
-        let beaten = tokio::time::timeout(ANSWER_TIMEOUT, beating).await;
-        let beaten = beaten.map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?;
+        let beaten = tokio::time::timeout(patience, beating).await;
+        let beaten = beaten.map_err(|_| Error::NoAnswer { after: patience })?;
         Ok(beaten.doing(|| "send a heartbeat".to_owned())?.rows_affected() > 0)
     }
 }
@@ -501,6 +563,7 @@ impl Beating {
 /// Turns at sweeping. Apart from the heartbeat: a hook that takes its time must not keep that waiting.
 struct Sweeping {
     options: PgConnectOptions,
+    healthy_since: Arc<Mutex<Option<Instant>>>,
     surroundings: Arc<Surroundings>,
     config: WorkerRecoveryConfig,
 }
@@ -509,11 +572,26 @@ impl Sweeping {
     async fn sweep_for_ever(self) {
         // Not all at the same moment.
         let mut wait = self.config.sweep_interval.mul_f64(0.5 + jitter() / 2.0);
+        let mut complained = false;
         loop {
             tokio::time::sleep(wait).await;
-            if let Err(error) = self.sweep().await {
-                let error = &error as &dyn std::error::Error;
-                debug!(label = "recovery", error, "cannot sweep; trying again at the next turn");
+            // After an outage, or a pause of this process, everybody's heartbeat is old: first they are given the time to
+            // come back.
+            let healthy = *self.healthy_since.lock().unwrap_or_else(PoisonError::into_inner);
+            if !healthy.is_some_and(|since| since.elapsed() >= self.config.heartbeat_interval * 2) {
+                continue;
+            }
+            let swept = tokio::time::timeout(SWEEP_TIMEOUT, self.sweep()).await;
+            match swept.unwrap_or(Err(Error::NoAnswer { after: SWEEP_TIMEOUT })) {
+                Ok(()) => complained = false,
+                Err(error) if !std::mem::replace(&mut complained, true) => {
+                    let error = &error as &dyn std::error::Error;
+                    warn!(label = "recovery", error, "cannot look for dead workers; trying again at the next turn");
+                }
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    debug!(label = "recovery", error, "still cannot look for dead workers");
+                }
             }
             wait = self.config.sweep_interval.mul_f64(0.9 + jitter() / 5.0);
         }

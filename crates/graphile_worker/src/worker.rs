@@ -47,6 +47,9 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
 /// How long runners that were stopped may take to notice.
 const TIME_TO_STOP: Duration = Duration::from_secs(1);
 
+/// How long a worker that was declared dead waits before it tries again to go on.
+const REBIRTH_PAUSE: Duration = Duration::from_secs(1);
+
 /// How often jobs in hand are looked at while nothing else happens.
 const HAND_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -88,12 +91,27 @@ impl Worker {
     async fn live(&self, until: Until) -> Result<(), Error> {
         let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
         let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
+        let clock = (until == Until::Told && !self.settings.crontabs.is_empty())
+            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown));
+        let ended = self.live_under_any_name(until).await;
+        if let Some(clock) = clock {
+            clock.stop(&self.shutdown).await;
+        }
+        ended
+    }
+
+    async fn live_under_any_name(&self, until: Until) -> Result<(), Error> {
         let mut reborn: Option<Worker> = None;
         loop {
             let life = reborn.as_ref().unwrap_or(self);
             match life.one_life(until).await {
                 Ok(Life::Over) => return Ok(()),
                 Ok(Life::DeclaredDead) => reborn = Some(life.under_another_name()),
+                // It was cut off a moment ago: the first connections may fail as well.
+                Err(error) if reborn.is_some() && error.is_retryable() && !self.shutdown.asked.is_cancelled() => {
+                    warn!(label = "worker", error = &error as &dyn std::error::Error, "cannot go on yet");
+                    let _ = tokio::time::timeout(REBIRTH_PAUSE, self.shutdown.asked.cancelled()).await;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -112,8 +130,6 @@ impl Worker {
         } else {
             Listener::deaf(surroundings)
         };
-        let clock = (until == Until::Told && !settings.crontabs.is_empty())
-            .then(|| RunningCron::start(settings, surroundings.clone(), &self.shutdown));
         if until == Until::Told {
             info!(
                 label = "worker",
@@ -123,13 +139,14 @@ impl Worker {
             );
         }
         let ended = self.work(listener, until, declared_dead.clone()).await;
-        if let Some(clock) = clock {
-            clock.stop(&self.shutdown).await;
-        }
-        if let Some(heartbeat) = heartbeat {
+        // Where outcomes are not written, some may be on their way: nobody is to take the jobs for orphans yet.
+        let not_written = matches!(ended, Err(Error::OutcomesNotWritten { .. }));
+        if let Some(heartbeat) = heartbeat
+            && !not_written
+        {
             heartbeat.end().await;
         }
-        if declared_dead.is_cancelled() && !self.shutdown.asked.is_cancelled() {
+        if declared_dead.is_cancelled() && !self.shutdown.asked.is_cancelled() && (ended.is_ok() || not_written) {
             return Ok(Life::DeclaredDead);
         }
         ended.map(|()| Life::Over)

@@ -205,7 +205,10 @@ begin
 
     -- Running, or failed for good: it keeps what it has, gives the key up and never runs again.
     update _private_jobs as jobs
-    set key = null, attempts = jobs.max_attempts, updated_at = now()
+    set
+      key = null, attempts = jobs.max_attempts,
+      -- After the claim, whenever this transaction began: how recovery knows that it must not run again.
+      updated_at = greatest(now(), jobs.locked_at + interval '1 microsecond')
     where jobs.key = job_key and not jobs.is_available;
   end loop;
   perform _rs_give_up('job with key ' || quote_literal(job_key));
@@ -427,7 +430,9 @@ begin
     delete from _private_jobs where id = held.id;
   else
     update _private_jobs
-    set key = null, attempts = max_attempts, updated_at = now()
+    set
+      key = null, attempts = max_attempts,
+      updated_at = greatest(now(), locked_at + interval '1 microsecond')
     where id = held.id
     returning * into held;
   end if;

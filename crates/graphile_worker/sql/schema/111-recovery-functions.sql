@@ -47,9 +47,11 @@ begin
 end
 $$;
 
--- Frees jobs of dead workers; each as decided: 'default' refunds the attempt and waits for the delay, unless its workers
--- have died with it max_recoveries times: then, and for 'fail', it has failed, with the usual back-off; 'reschedule' takes
--- run_at and, where given, attempts. Returns which of them, and whether it was quarantined.
+-- Frees jobs of dead workers; each as decided: 'default' refunds the attempt and waits for the delay, and from the second
+-- time on a little longer at random, so that a job that kills its worker and those beside it go different ways. Where its
+-- workers have died with it max_recoveries times, and for 'fail', the attempt counts, and it is tried again after the usual
+-- back-off; 'reschedule' takes run_at and, where given, attempts. A job that was removed or replaced while it ran has used
+-- all its attempts, and gets none back. Returns which of them, and whether it was quarantined.
 create or replace function :"schema"._rs_recover_jobs(
   worker_ids text[], job_ids bigint[], decisions text[], run_ats timestamptz[], attempts int[],
   recovery_delay interval, max_recoveries int
@@ -66,7 +68,9 @@ begin
     ), counted as (
       insert into _rs_recoveries as counted (job_id, times)
       select decided.job_id, 1 from decided order by decided.job_id
-      on conflict on constraint _rs_recoveries_pkey do update set times = counted.times + 1
+      on conflict on constraint _rs_recoveries_pkey do update set
+        times = case when counted.last_at < now() - interval '1 day' then 1 else counted.times + 1 end,
+        last_at = now()
       returning counted.job_id, counted.times
     ), what as (
       select
@@ -82,6 +86,7 @@ begin
       attempts = case
         when what.decision = 'reschedule' then coalesce(what.attempts, jobs.attempts)
         when what.decision = 'fail' or what.quarantined then jobs.attempts
+        when jobs.key is null and jobs.attempts >= jobs.max_attempts and jobs.updated_at > jobs.locked_at then jobs.attempts
         else greatest(jobs.attempts - 1, 0)
       end,
       run_at = case
@@ -89,10 +94,11 @@ begin
         when what.decision = 'fail' or what.quarantined then
           greatest(now(), jobs.run_at) + exp(least(jobs.attempts, 10)) * interval '1 second'
         else greatest(now(), jobs.run_at) + recovery_delay
+          + case when what.times > 1 then random() * least(2 ^ what.times, 10) else 0 end * interval '1 second'
       end,
       last_error = case
         when what.quarantined then format(
-          'Its worker has died %s times while this job ran: the job itself may be what kills it. It counts as failed from now on.',
+          'Its worker has died %s times while this job ran: the job itself may be what kills it, so this counts as a failed attempt.',
           what.times
         )
         when what.decision = 'fail' then 'WorkerCrashed'

@@ -1,5 +1,5 @@
 -- Who lives: workers whose recovery is on say so in `_rs_workers` again and again, and delete their row when they leave.
--- `_rs_recoveries` counts how often a job's worker has died with it.
+-- `_rs_recoveries` counts how often a job's worker has died with it, and begins anew after a quiet day.
 create table if not exists :"schema"._rs_workers (
   worker_id text primary key,
   version text,
@@ -9,7 +9,8 @@ create table if not exists :"schema"._rs_workers (
 );
 create table if not exists :"schema"._rs_recoveries (
   job_id bigint primary key,
-  times int not null
+  times int not null,
+  last_at timestamptz not null default now()
 );
 alter table :"schema"._rs_workers enable row level security;
 alter table :"schema"._rs_recoveries enable row level security;

@@ -181,7 +181,7 @@ async fn a_job_whose_workers_keep_dying_is_quarantined() {
         } else {
             assert_eq!(quarantined.recv().await, Some(id));
             let error = format!(
-                "Its worker has died {time} times while this job ran: the job itself may be what kills it. It counts as failed from now on."
+                "Its worker has died {time} times while this job ran: the job itself may be what kills it, so this counts as a failed attempt."
             );
             assert_eq!(job, json!([time - 4, error]), "an attempt is charged");
         }
@@ -192,6 +192,34 @@ async fn a_job_whose_workers_keep_dying_is_quarantined() {
     dead_worker(&db, "rs-live-last", "1 hour", &[next]).await;
     utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
     assert_eq!(db.value("select json_agg(job_id) from graphile_worker._rs_recoveries").await, json!([next]));
+}
+
+#[tokio::test]
+async fn a_job_that_was_removed_or_replaced_while_it_ran_is_not_brought_back() {
+    let db = Db::installed().await;
+    let removed = add(&db, "'t', job_key := 'removed'").await;
+    let replaced = add(&db, "'t', job_key := 'replaced'").await;
+    let last_attempt = add(&db, "'t', max_attempts := 1").await;
+    dead_worker(&db, "rs-live-dead", "1 hour", &[removed, replaced, last_attempt]).await;
+    db.run("select graphile_worker.remove_job('removed'); select graphile_worker.add_job('t', job_key := 'replaced')")
+        .await;
+    utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    let available = "select json_agg(id order by id) from graphile_worker._private_jobs where is_available";
+    assert_eq!(db.value(available).await, json!([last_attempt, last_attempt + 1]));
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_leaves_the_job_to_the_default() {
+    let db = Db::installed().await;
+    let id = add(&db, "'t'").await;
+    dead_worker(&db, "rs-live-dead", "1 hour", &[id]).await;
+    let mut hooks = HookRegistry::new();
+    hooks.on(JobRecovery, |_| async { panic!("no idea") });
+    hooks.on(JobInterrupted, |_| async { panic!("nor here") });
+    let utils = utils(&db).with_hooks(Arc::new(hooks));
+    let result = utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!(result.recovered_count, 1);
+    assert_eq!(locks(&db).await, json!({}));
 }
 
 #[tokio::test]
@@ -340,7 +368,7 @@ async fn a_worker_whose_heartbeat_is_old_claims_nothing() -> Result<(), Error> {
     let running = tokio::spawn(async move { runs.run().await });
     while db.value("select count(*) from graphile_worker._rs_workers").await == 0 {}
     // As if it had been stopped, and goes on with a claim before its heart beats again.
-    db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '11 seconds'").await;
+    db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '16 seconds'").await;
     db.add_job("'t'").await;
     for _ in 0..20 {
         assert_eq!(locks(&db).await, json!({}));
