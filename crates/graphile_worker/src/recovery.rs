@@ -578,7 +578,7 @@ impl Sweeping {
             // After an outage, or a pause of this process, everybody's heartbeat is old: first they are given the time to
             // come back.
             let healthy = *self.healthy_since.lock().unwrap_or_else(PoisonError::into_inner);
-            if !healthy.is_some_and(|since| since.elapsed() >= self.config.heartbeat_interval * 2) {
+            if healthy.is_none_or(|since| since.elapsed() < self.config.heartbeat_interval * 2) {
                 continue;
             }
             let swept = tokio::time::timeout(SWEEP_TIMEOUT, self.sweep()).await;
