@@ -255,11 +255,11 @@ async fn a_caller_that_gives_up_takes_nobody_along() {
     let utils = utils(&db);
     let add = || utils.add_raw_job("t", json!({}), JobSpec::default());
     for _ in 0..20 {
-        // Polled once, so that it is on its way, and dropped.
+        // Polled once, so that it is on its way (or even back, where the database is quick), and dropped.
         let (mut first, mut second) = (Box::pin(add()), Box::pin(add()));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(first.as_mut().poll(&mut context).is_pending());
-        assert!(second.as_mut().poll(&mut context).is_pending());
+        let _ = first.as_mut().poll(&mut context);
+        let _ = second.as_mut().poll(&mut context);
         drop((first, second));
         tokio::time::timeout(std::time::Duration::from_secs(20), add()).await.unwrap().unwrap();
     }
