@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 45] = [
+const OURS: [&str; 46] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -55,6 +55,7 @@ const OURS: [&str; 45] = [
     "column _rs_crontab_items.item",
     "column _rs_crontab_items.since",
     "column _rs_recoveries.job_id",
+    "column _rs_recoveries.last_at",
     "column _rs_recoveries.times",
     "column _rs_workers.last_heartbeat_at",
     "column _rs_workers.started_at",
