@@ -51,7 +51,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a statement may wait for what somebody else has locked (a job with the item's key, say), and how long the
 /// item that had to wait is then left alone, so that the others are not kept.
-pub(crate) const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "5s");
+const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "5s");
 const REST: Duration = Duration::from_secs(60);
 
 /// How long to wait for the database when it is away.

@@ -435,7 +435,7 @@ impl Heartbeat {
             config: settings.recovery.clone(),
             declared_dead: declared_dead.clone(),
             stop: stop.clone(),
-            healthy_since: Arc::new(Mutex::new(Some(Instant::now()))),
+            health: Arc::new(Mutex::new(Health { since: Some(Instant::now()), last_beat: Instant::now() })),
         };
         Ok(Heartbeat { declared_dead, stop, task: tokio::spawn(beating.beat_until_stopped()), options, surroundings })
     }
@@ -465,12 +465,33 @@ impl Drop for Heartbeat {
     }
 }
 
+/// How this worker's own heart has beaten.
+struct Health {
+    /// Since when no heartbeat was missed.
+    since: Option<Instant>,
+    last_beat: Instant,
+}
+
+impl Health {
+    fn beat(&mut self, arrived: bool, interval: Duration) {
+        let in_time = self.last_beat.elapsed() < interval * 2;
+        self.since = arrived.then(|| self.since.filter(|_| in_time).unwrap_or_else(Instant::now));
+        self.last_beat = Instant::now();
+    }
+
+    /// Whether it may judge others. After an outage, or a pause of this process, everybody's heartbeat is old: first
+    /// they are given the time to come back.
+    fn may_sweep(&self, interval: Duration) -> bool {
+        let steady = self.since.is_some_and(|since| since.elapsed() >= interval * 2);
+        steady && self.last_beat.elapsed() < interval * 2
+    }
+}
+
 struct Beating {
     connection: Option<PgConnection>,
     options: PgConnectOptions,
     sweep_options: PgConnectOptions,
-    /// Since when no heartbeat was missed.
-    healthy_since: Arc<Mutex<Option<Instant>>>,
+    health: Arc<Mutex<Health>>,
     surroundings: Arc<Surroundings>,
     config: WorkerRecoveryConfig,
     declared_dead: CancellationToken,
@@ -481,7 +502,7 @@ impl Beating {
     async fn beat_until_stopped(mut self) {
         let sweeping = Sweeping {
             options: self.sweep_options.clone(),
-            healthy_since: self.healthy_since.clone(),
+            health: self.health.clone(),
             surroundings: self.surroundings.clone(),
             config: self.config.clone(),
         };
@@ -497,16 +518,11 @@ impl Beating {
         let worker_id = self.surroundings.worker_id.clone();
         let mut wait = self.config.heartbeat_interval;
         let mut missed = false;
-        let mut last = Instant::now();
         loop {
             tokio::time::sleep(wait).await;
             let beaten = self.beat().await;
-            {
-                let mut healthy = self.healthy_since.lock().unwrap_or_else(PoisonError::into_inner);
-                let in_time = last.elapsed() < self.config.heartbeat_interval * 2;
-                *healthy = beaten.is_ok().then(|| healthy.filter(|_| in_time).unwrap_or_else(Instant::now));
-            }
-            last = Instant::now();
+            let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            health().beat(beaten.is_ok(), self.config.heartbeat_interval);
             match beaten {
                 Ok(true) => {
                     if std::mem::take(&mut missed) {
@@ -563,7 +579,7 @@ impl Beating {
 /// Turns at sweeping. Apart from the heartbeat: a hook that takes its time must not keep that waiting.
 struct Sweeping {
     options: PgConnectOptions,
-    healthy_since: Arc<Mutex<Option<Instant>>>,
+    health: Arc<Mutex<Health>>,
     surroundings: Arc<Surroundings>,
     config: WorkerRecoveryConfig,
 }
@@ -575,10 +591,8 @@ impl Sweeping {
         let mut complained = false;
         loop {
             tokio::time::sleep(wait).await;
-            // After an outage, or a pause of this process, everybody's heartbeat is old: first they are given the time to
-            // come back.
-            let healthy = *self.healthy_since.lock().unwrap_or_else(PoisonError::into_inner);
-            if healthy.is_none_or(|since| since.elapsed() < self.config.heartbeat_interval * 2) {
+            let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
+            if !health().may_sweep(self.config.heartbeat_interval) {
                 continue;
             }
             let swept = tokio::time::timeout(SWEEP_TIMEOUT, self.sweep()).await;
@@ -620,5 +634,28 @@ impl Sweeping {
             sweep.sweep(&mut connection).await?;
         }
         connection.close().await.doing(doing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_was_away_judges_nobody_until_its_own_heart_has_beaten_for_a_while() {
+        let interval = Duration::from_secs(30);
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).expect("a running clock");
+        let mut health = Health { since: Some(ago(600)), last_beat: ago(20) };
+        assert!(health.may_sweep(interval));
+        health.last_beat = ago(300);
+        assert!(!health.may_sweep(interval), "it has just woken up");
+        health.beat(true, interval);
+        assert!(!health.may_sweep(interval), "the others may not have beaten yet");
+        let mut health = Health { since: Some(ago(600)), last_beat: ago(30) };
+        health.beat(false, interval);
+        assert!(!health.may_sweep(interval), "the database is away");
+        health = Health { since: Some(ago(600)), last_beat: ago(30) };
+        health.beat(true, interval);
+        assert!(health.may_sweep(interval));
     }
 }
