@@ -46,20 +46,24 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 46] = [
+const OURS: [&str; 50] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
     "column _rs_additions.ts",
+    "column _rs_additions.wanted_until",
     "column _rs_crontab_items.identifier",
     "column _rs_crontab_items.item",
     "column _rs_crontab_items.since",
     "column _rs_recoveries.job_id",
     "column _rs_recoveries.last_at",
     "column _rs_recoveries.times",
+    "column _rs_workers.heartbeat_interval",
     "column _rs_workers.last_heartbeat_at",
+    "column _rs_workers.level",
     "column _rs_workers.started_at",
     "column _rs_workers.swept_at",
+    "column _rs_workers.tasks",
     "column _rs_workers.version",
     "column _rs_workers.worker_id",
     "constraint graphile_worker._rs_additions _rs_additions_pkey",

@@ -40,21 +40,33 @@ impl Schema {
         &self.0
     }
 
-    /// The text of an SQL file for this schema.
+    /// The text of an SQL file for this schema, where an index is made at once.
     pub(crate) fn sql(&self, file: &'static str) -> AssertSqlSafe<String> {
+        self.text(file, "")
+    }
+
+    /// The text of an SQL file for this schema, where an index is made beside those who use the table.
+    pub(crate) fn sql_concurrently(&self, file: &'static str) -> AssertSqlSafe<String> {
+        self.text(file, "concurrently")
+    }
+
+    fn text(&self, file: &'static str, concurrently: &str) -> AssertSqlSafe<String> {
         let identifier = quote_identifier(&self.0);
         let text = if self.0.contains('\\') {
             format!(" E'{}'", self.0.replace('\\', "\\\\").replace('\'', "''"))
         } else {
             format!("'{}'", self.0.replace('\'', "''"))
         };
-        // Both marks are replaced in one pass, so that a name which looks like a mark stays a name.
+        // All marks are replaced in one pass, so that a name which looks like a mark stays a name.
+        let marks = [(":\"schema\"", &*identifier), (":'schema'", &*text), (":concurrently", concurrently)];
         let mut sql = String::with_capacity(file.len() + 1024);
         let mut rest = file;
-        while let Some(at) = rest.find(":\"schema\"").into_iter().chain(rest.find(":'schema'")).min() {
+        while let Some((at, mark, value)) =
+            marks.iter().filter_map(|(mark, value)| Some((rest.find(mark)?, *mark, *value))).min()
+        {
             sql.push_str(&rest[..at]);
-            sql.push_str(if rest[at..].starts_with(":\"") { &identifier } else { &text });
-            rest = &rest[at + ":'schema'".len()..];
+            sql.push_str(value);
+            rest = &rest[at + mark.len()..];
         }
         sql.push_str(rest);
         AssertSqlSafe(sql)
@@ -75,6 +87,11 @@ pub(crate) mod queries {
     pub(crate) const RECORD_ADDITION: &str = include_str!("../sql/queries/record_addition.sql");
     pub(crate) const COUNT_JOBS: &str = include_str!("../sql/queries/count_jobs.sql");
     pub(crate) const CONTRACT_DIFFERENCES: &str = include_str!("../sql/queries/contract_differences.sql");
+    pub(crate) const INDEX_IS_VALID: &str = include_str!("../sql/queries/index_is_valid.sql");
+    pub(crate) const ANNOUNCE_MIGRATION: &str = include_str!("../sql/queries/announce_migration.sql");
+    pub(crate) const WANT_ADDITION: &str = include_str!("../sql/queries/want_addition.sql");
+    pub(crate) const LOCK_HOLDERS: &str = include_str!("../sql/queries/lock_holders.sql");
+    pub(crate) const LIVE_WORKERS: &str = include_str!("../sql/queries/live_workers.sql");
     pub(crate) const OLD_LAYOUT_LOCKS: &str = include_str!("../sql/queries/old_layout_locks.sql");
 }
 
@@ -85,6 +102,7 @@ pub(crate) struct Statements {
     pub(crate) held: Statement,
     pub(crate) next_run_at: Statement,
     pub(crate) terminate_earlier_connections: Statement,
+    pub(crate) newer_steps: Statement,
     pub(crate) ensure_tasks: Statement,
     pub(crate) task_ids: Statement,
     pub(crate) complete_in_transaction: Statement,
@@ -143,6 +161,7 @@ impl Statements {
             held: statement(include_str!("../sql/queries/held.sql")),
             terminate_earlier_connections: statement(include_str!("../sql/queries/terminate_earlier_connections.sql")),
             next_run_at: statement(include_str!("../sql/queries/next_run_at.sql")),
+            newer_steps: statement(include_str!("../sql/queries/newer_steps.sql")),
             ensure_tasks: statement(include_str!("../sql/queries/ensure_tasks.sql")),
             task_ids: statement(include_str!("../sql/queries/task_ids.sql")),
             complete_in_transaction: statement(include_str!("../sql/queries/complete_in_transaction.sql")),
@@ -262,10 +281,17 @@ pub(crate) mod schema {
     pub(crate) const ADDITIONS: &str = include_str!("../sql/schema/100-additions.sql");
     pub(crate) const FUNCTIONS: &str = include_str!("../sql/schema/110-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../sql/schema/111-recovery-functions.sql");
-    pub(crate) const INDEXES: &str = include_str!("../sql/schema/120-indexes.sql");
+    /// By name.
+    pub(crate) const INDEXES: [(&str, &str); 3] = [
+        ("_rs_jobs_unqueued", include_str!("../sql/schema/120-index-unqueued.sql")),
+        ("_rs_jobs_queued", include_str!("../sql/schema/121-index-queued.sql")),
+        ("_rs_jobs_by_queue", include_str!("../sql/schema/122-index-by-queue.sql")),
+    ];
     pub(crate) const TABLE_CARE: &str = include_str!("../sql/schema/130-table-care.sql");
     pub(crate) const CRONTAB_ITEMS: &str = include_str!("../sql/schema/140-crontab-items.sql");
     pub(crate) const WORKERS: &str = include_str!("../sql/schema/150-workers.sql");
+    #[cfg(feature = "_next_release")]
+    pub(crate) const NEXT_RELEASE: &str = include_str!("../tests/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

@@ -36,6 +36,19 @@ pub enum Error {
         known: i32,
     },
 
+    /// A newer release waits for the workers of older ones to finish, because it has to change the schema.
+    #[error(
+        "a newer release is about to change the schema {schema:?} (step {step} of graphile_worker for Rust, and this release knows them up to {known}): use that release, or try again when it has given up"
+    )]
+    UpgradeUnderWay {
+        /// The schema.
+        schema: String,
+        /// The step that it waits to take.
+        step: i32,
+        /// The last step that is known here.
+        known: i32,
+    },
+
     /// The schema belongs to something else.
     #[error(
         "the schema {schema:?} has a table `jobs` and no ledger, so it is not Graphile Worker's: choose another schema"

@@ -14,7 +14,9 @@ use crate::db::{self, Statements};
 use crate::error::Doing;
 use crate::hooks::FetchError;
 use crate::job::Job;
+use crate::listener::MustLeave;
 use crate::settle::{Attempts, GiveBack, NextRun, Settlement};
+use crate::upgrade::notice_in_ledgers;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{Connection, PgConnection, Row};
@@ -521,6 +523,14 @@ impl Exchange {
                 tokio::time::timeout(ANSWER_TIMEOUT, self.learn_task_ids(&mut connection, identifiers)).await
         {
             self.connection = Some(connection);
+        }
+    }
+
+    /// Tells the worker to leave where a newer release has taken over the schema, or is about to.
+    pub(crate) async fn look_at_ledgers(&mut self, must_leave: &MustLeave) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        if let Some(notice) = notice_in_ledgers(connection, &self.statements).await {
+            must_leave.tell(notice);
         }
     }
 

@@ -54,6 +54,7 @@ mod shutdown;
 mod task;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
+mod upgrade;
 mod worker;
 mod worker_utils;
 
@@ -74,7 +75,7 @@ pub use hooks::{
     WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerStart, WorkerStop,
 };
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
-pub use migrate::{Migration, migrate};
+pub use migrate::{Migration, migrate, migrate_within};
 pub use options::{TaskHandlers, WorkerOptions};
 pub use recovery::{
     ActiveWorker, INFRASTRUCTURE_RESILIENT_FLAG, SweepStaleWorkersOptions, SweepStaleWorkersResult,

@@ -4,8 +4,10 @@
 use crate::context::Surroundings;
 use crate::exchange::jitter;
 use crate::hooks::{ListenConnecting, ListenError, ListenSuccess};
+use crate::upgrade::{Notice, notice};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -22,23 +24,64 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Hears of new jobs until it is dropped.
 pub(crate) struct Listener {
     woken: Arc<Notify>,
-    /// Cancelled when a migration that this worker does not know has been announced as breaking.
-    pub(crate) must_leave: CancellationToken,
+    /// The schema moves on to where this release must not follow.
+    pub(crate) must_leave: MustLeave,
+    may_have_missed: Arc<AtomicBool>,
     task: Option<tokio::task::JoinHandle<()>>,
+}
+
+/// Whether the worker has to leave, and why.
+#[derive(Clone, Default)]
+pub(crate) struct MustLeave {
+    told: CancellationToken,
+    notice: Arc<OnceLock<Notice>>,
+}
+
+impl MustLeave {
+    /// The first notice counts.
+    pub(crate) fn tell(&self, notice: Notice) {
+        let _ = self.notice.set(notice);
+        self.told.cancel();
+    }
+
+    pub(crate) fn notice(&self) -> Option<&Notice> {
+        self.notice.get()
+    }
+
+    /// Returns when it has to.
+    pub(crate) async fn told(&self) {
+        self.told.cancelled().await;
+    }
 }
 
 impl Listener {
     /// Listens on a connection of its own.
     pub(crate) fn start(options: PgConnectOptions, surroundings: Arc<Surroundings>) -> Listener {
         let woken = surroundings.utils.added();
-        let must_leave = CancellationToken::new();
-        let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone());
-        Listener { woken, must_leave, task: Some(tokio::spawn(listening)) }
+        let must_leave = MustLeave::default();
+        let missed = Arc::new(AtomicBool::new(false));
+        let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone(), missed.clone());
+        Listener { woken, must_leave, may_have_missed: missed, task: Some(tokio::spawn(listening)) }
     }
 
     /// Hears only of what this program adds: for poolers that cannot listen. The worker polls.
     pub(crate) fn deaf(surroundings: &Surroundings) -> Listener {
-        Listener { woken: surroundings.utils.added(), must_leave: CancellationToken::new(), task: None }
+        Listener {
+            woken: surroundings.utils.added(),
+            must_leave: MustLeave::default(),
+            may_have_missed: Arc::default(),
+            task: None,
+        }
+    }
+
+    /// Whether something may have been announced that was not heard; asked once, answered once.
+    pub(crate) fn may_have_missed_something(&self) -> bool {
+        self.may_have_missed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether nothing can be announced to this worker.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.task.is_none()
     }
 
     /// Returns when there may be something new.
@@ -59,7 +102,8 @@ async fn listen_for_ever(
     options: PgConnectOptions,
     surroundings: Arc<Surroundings>,
     woken: Arc<Notify>,
-    must_leave: CancellationToken,
+    must_leave: MustLeave,
+    missed: Arc<AtomicBool>,
 ) {
     let (worker_id, hooks) = (&surroundings.worker_id, &surroundings.hooks);
     let mut pause = Duration::ZERO;
@@ -74,10 +118,11 @@ async fn listen_for_ever(
                     complained = false;
                 }
                 let since = Instant::now();
-                // Something may have been added while nobody listened.
+                // Something may have been added, or announced, while nobody listened.
+                missed.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || surroundings.event(None)).await;
-                let error = listen(&mut listener, worker_id, &woken, &must_leave).await;
+                let error = listen(&mut listener, &surroundings, &woken, &must_leave).await;
                 // One that was closed as soon as it was made is not made again at once.
                 pause = if since.elapsed() > Duration::from_secs(1) { Duration::ZERO } else { longer(pause) };
                 error
@@ -124,7 +169,13 @@ fn probe_channel(worker_id: &str) -> String {
 }
 
 /// Listens until the connection fails; says why it did.
-async fn listen(listener: &mut PgListener, worker_id: &str, woken: &Notify, must_leave: &CancellationToken) -> String {
+async fn listen(
+    listener: &mut PgListener,
+    surroundings: &Surroundings,
+    woken: &Notify,
+    must_leave: &MustLeave,
+) -> String {
+    let worker_id = &surroundings.worker_id;
     let mut probing = false;
     loop {
         let patience = if probing { PROBE_TIMEOUT } else { PROBE_INTERVAL };
@@ -133,11 +184,10 @@ async fn listen(listener: &mut PgListener, worker_id: &str, woken: &Notify, must
                 probing = false;
                 match notification.channel() {
                     "jobs:insert" => woken.notify_one(),
-                    "worker:migrate"
-                        if notification.payload().contains("\"breaking\":true")
-                            || notification.payload().contains("\"breaking\" : true") =>
-                    {
-                        must_leave.cancel()
+                    "worker:migrate" => {
+                        if let Some(notice) = notice(notification.payload(), &surroundings.statements.schema) {
+                            must_leave.tell(notice);
+                        }
                     }
                     _ => {}
                 }

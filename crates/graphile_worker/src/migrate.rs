@@ -2,22 +2,24 @@
 //!
 //! `look` reads what is there, `plan` decides (pure), `apply` does it in one transaction. The ledger
 //! `migrations` belongs to Node's worker and holds exactly its ids; what is ours is recorded in
-//! `_rs_additions`. A database that is up to date is looked at and left alone: nothing is locked.
+//! `_rs_additions`. A database that is up to date is looked at and left alone: nothing is locked. Before a step that
+//! older workers must not work with, they are asked to finish: see `upgrade`.
 
 use crate::Error;
-use crate::db::{Schema, queries, schema};
+use crate::db::{Schema, queries, quote_identifier, schema};
 use crate::error::Doing;
+use crate::upgrade::{self, Breaking, Request};
 use sqlx::postgres::PgRow;
-use sqlx::{Acquire, Connection, PgConnection, Postgres, Row};
+use sqlx::{Acquire, AssertSqlSafe, Connection, PgConnection, Postgres, Row};
 use std::fmt;
 use std::time::Duration;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// PostgreSQL 12 is the first with stored generated columns, which the contract's tables have.
 pub(crate) const LOWEST_POSTGRES: i32 = 120_000;
 
 /// The level of Node's ledger that the contract describes: Node 0.18's.
-const LEVEL: i32 = 20;
+pub(crate) const LEVEL: i32 = 20;
 
 /// Those of Node's migrations that an older worker must not work with.
 const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
@@ -29,20 +31,35 @@ const FUNCTIONS_STEP: i32 = 1;
 /// The step of our own ledger that makes the indexes.
 const INDEXES_STEP: i32 = 2;
 
-/// The step of our own ledger that tells vacuum how to treat the tables.
-const TABLE_CARE_STEP: i32 = 3;
-
-/// The step of our own ledger that makes the table of crontab items.
-const CRONTAB_ITEMS_STEP: i32 = 4;
-
-/// The step of our own ledger that makes the tables of recovery.
+/// The step that makes the tables of recovery, by which live workers are known.
 const WORKERS_STEP: i32 = 5;
 
+/// A step of our own ledger that is nothing but an SQL file.
+#[derive(Debug, PartialEq, Eq)]
+struct Addition {
+    step: i32,
+    /// Whether workers of older releases must not work with what it makes. They are asked to finish first.
+    breaking: bool,
+    file: &'static str,
+    what: &'static str,
+}
+
+const ADDITIONS: &[Addition] = &[
+    Addition { step: 3, breaking: false, file: schema::TABLE_CARE, what: "tell vacuum how to treat the tables" },
+    Addition { step: 4, breaking: false, file: schema::CRONTAB_ITEMS, what: "create the table of crontab items" },
+    Addition { step: WORKERS_STEP, breaking: false, file: schema::WORKERS, what: "create the tables of recovery" },
+    #[cfg(feature = "_next_release")]
+    Addition { step: 1000, breaking: true, file: schema::NEXT_RELEASE, what: "take the next release's step" },
+];
+
 /// The highest step of our own ledger that this release knows.
-const LAST_ADDITION: i32 = 5;
+pub(crate) const LAST_ADDITION: i32 = ADDITIONS[ADDITIONS.len() - 1].step;
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
+
+/// How long the building of an index waits for transactions that were there before it.
+const INDEX_LOCK_TIMEOUT: &str = "60s";
 
 /// What [`migrate`] found and did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,26 +104,47 @@ pub async fn migrate<'c>(
     database: impl Acquire<'c, Database = Postgres>,
     schema: impl AsRef<str>,
 ) -> Result<Migration, Error> {
+    migrate_within(upgrade::LONGEST_WAIT, database, schema).await
+}
+
+/// The same, but waits at most so long for workers of older releases to finish, where there is a step that they must
+/// not work with ([`migrate`]: 10 minutes). After that it is taken all the same, unless jobs would be lost by it.
+pub async fn migrate_within<'c>(
+    longest_wait: Duration,
+    database: impl Acquire<'c, Database = Postgres>,
+    schema: impl AsRef<str>,
+) -> Result<Migration, Error> {
     let schema = Schema::new(schema.as_ref())?;
     let mut connection = database.acquire().await.doing(|| "connect to the database".to_owned())?;
+    let mut request = Request::new(longest_wait);
     let mut attempt = 1;
     loop {
-        match migrate_once(&mut connection, &schema).await {
+        match migrate_once(&mut connection, &schema, &mut request).await {
             Err(error) if attempt < ATTEMPTS && somebody_else_was_at_it(&error) => {
                 tokio::time::sleep(Duration::from_millis(20) * attempt).await;
                 attempt += 1;
+            }
+            Err(Error::JobsRunning { workers, .. }) if request.waits_for(&workers) => {
+                tokio::time::sleep(upgrade::LOOK_INTERVAL).await;
             }
             result => return result,
         }
     }
 }
 
-async fn migrate_once(connection: &mut PgConnection, schema: &Schema) -> Result<Migration, Error> {
+async fn migrate_once(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    request: &mut Request,
+) -> Result<Migration, Error> {
     let found = look(connection, schema).await?;
     let planned = plan(schema, &found)?;
     if planned.is_nothing() {
         warn_of(&planned, schema);
         return Ok(report(schema, &found, false, 0));
+    }
+    if let Some(breaking) = planned.breaking(&found) {
+        request.wait_for_older_workers(connection, schema, &breaking).await?;
     }
 
     let doing = || format!("migrate the schema {:?}", schema.name());
@@ -126,6 +164,9 @@ async fn migrate_once(connection: &mut PgConnection, schema: &Schema) -> Result<
     let planned = plan(schema, &found)?;
     let moved_jobs = apply(&mut transaction, schema, &found, &planned).await?;
     transaction.commit().await.doing(doing)?;
+    if planned.indexes == Indexes::BesideRunningWorkers {
+        build_indexes_beside_running_workers(connection, schema).await;
+    }
 
     warn_of(&planned, schema);
     let migration = report(schema, &found, !planned.is_nothing(), moved_jobs);
@@ -184,6 +225,8 @@ struct Step {
     id: i32,
     breaking: bool,
     checksum: Option<String>,
+    /// Not taken yet: a newer release waits to take it.
+    is_wanted: bool,
 }
 
 /// The shape of the tables.
@@ -205,7 +248,7 @@ impl Installation {
     }
 
     fn has_addition(&self, id: i32) -> bool {
-        self.additions.iter().flatten().any(|step| step.id == id)
+        self.additions.iter().flatten().any(|step| step.id == id && !step.is_wanted)
     }
 
     fn unknown(&self) -> impl Iterator<Item = &Step> {
@@ -235,11 +278,11 @@ async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installa
     };
     if is("ledger_exists")? {
         let rows = sqlx::raw_sql(schema.sql(queries::LEDGER)).fetch_all(&mut *connection).await.doing(doing)?;
-        found.ledger = Some(rows.iter().map(|row| step(row, None)).collect::<sqlx::Result<_>>().doing(doing)?);
+        found.ledger = Some(rows.iter().map(|row| step(row, None, false)).collect::<sqlx::Result<_>>().doing(doing)?);
     }
     if is("additions_exist")? {
         let rows = sqlx::raw_sql(schema.sql(queries::ADDITIONS)).fetch_all(&mut *connection).await.doing(doing)?;
-        let steps = rows.iter().map(|row| step(row, row.try_get("checksum")?));
+        let steps = rows.iter().map(|row| step(row, row.try_get("checksum")?, row.try_get("is_wanted")?));
         found.additions = Some(steps.collect::<sqlx::Result<_>>().doing(doing)?);
     }
     found.functions_checksum = functions_checksum(connection, schema).await?;
@@ -252,8 +295,8 @@ async fn look(connection: &mut PgConnection, schema: &Schema) -> Result<Installa
     Ok(found)
 }
 
-fn step(row: &PgRow, checksum: Option<String>) -> sqlx::Result<Step> {
-    Ok(Step { id: row.try_get("id")?, breaking: row.try_get("breaking")?, checksum })
+fn step(row: &PgRow, checksum: Option<String>, is_wanted: bool) -> sqlx::Result<Step> {
+    Ok(Step { id: row.try_get("id")?, breaking: row.try_get("breaking")?, checksum, is_wanted })
 }
 
 async fn functions_checksum(connection: &mut PgConnection, schema: &Schema) -> Result<Option<String>, Error> {
@@ -276,11 +319,9 @@ struct Plan {
     complete_ledger: bool,
     correct_flags: bool,
     create_additions: bool,
-    create_workers: bool,
+    additions: Vec<&'static Addition>,
     install_functions: bool,
-    create_indexes: bool,
-    set_table_care: bool,
-    create_crontab_items: bool,
+    indexes: Indexes,
     /// Breaking steps that running workers of older releases are told about.
     announce: Vec<i32>,
     /// What the operator should know; nothing to be done about it here.
@@ -295,7 +336,30 @@ enum Tables {
     MoveFrom(Layout),
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Indexes {
+    #[default]
+    Keep,
+    /// With the tables, which are new.
+    Create,
+    /// On tables that are in use: after everything else, and without locking anybody out.
+    BesideRunningWorkers,
+}
+
 impl Plan {
+    /// What older workers must not work with. Where nothing was installed nobody works.
+    fn breaking(&self, found: &Installation) -> Option<Breaking> {
+        let additions = self.additions.iter().filter(|addition| addition.breaking);
+        let breaking = Breaking {
+            migrations: self.announce.clone(),
+            additions: additions.map(|addition| addition.step).collect(),
+            has_tables: found.layout == Layout::Current,
+            workers_register: found.has_addition(WORKERS_STEP),
+        };
+        let concerns_somebody = !breaking.migrations.is_empty() || !breaking.additions.is_empty();
+        (found.level().is_some() && concerns_somebody).then_some(breaking)
+    }
+
     fn is_nothing(&self) -> bool {
         *self == Plan { warnings: self.warnings.clone(), ..Plan::default() }
     }
@@ -312,6 +376,9 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
     let mut warnings = Vec::new();
     refuse_unknown(schema, "Node's graphile-worker", found.ledger.as_deref(), LEVEL, &mut warnings)?;
     refuse_unknown(schema, "graphile_worker for Rust", found.additions.as_deref(), LAST_ADDITION, &mut warnings)?;
+    if let Some(wanted) = found.additions.iter().flatten().find(|step| step.is_wanted && step.id > LAST_ADDITION) {
+        return Err(Error::UpgradeUnderWay { schema: schema.name().to_owned(), step: wanted.id, known: LAST_ADDITION });
+    }
 
     let known: Vec<i32> = found.ledger.iter().flatten().map(|step| step.id).collect();
     let missing: Vec<i32> = (1..=LEVEL).filter(|id| !known.contains(id)).collect();
@@ -330,11 +397,13 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         complete_ledger: !missing.is_empty(),
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
-        create_workers: !found.has_addition(WORKERS_STEP),
+        additions: ADDITIONS.iter().filter(|addition| !found.has_addition(addition.step)).collect(),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
-        create_indexes: !found.has_addition(INDEXES_STEP),
-        set_table_care: !found.has_addition(TABLE_CARE_STEP),
-        create_crontab_items: !found.has_addition(CRONTAB_ITEMS_STEP),
+        indexes: match found.layout {
+            _ if found.has_addition(INDEXES_STEP) => Indexes::Keep,
+            Layout::Current => Indexes::BesideRunningWorkers,
+            _ => Indexes::Create,
+        },
         // Where nothing was installed nobody works here; the channel is the whole database's, and workers
         // of other schemas would take it personally.
         announce: if known.is_empty() {
@@ -355,7 +424,10 @@ fn refuse_unknown(
 ) -> Result<(), Error> {
     let unknown = |breaking: bool| -> Vec<i32> {
         let steps = steps.iter().copied().flatten();
-        steps.filter(|step| step.id > known && step.breaking == breaking).map(|step| step.id).collect()
+        steps
+            .filter(|step| step.id > known && !step.is_wanted && step.breaking == breaking)
+            .map(|step| step.id)
+            .collect()
     };
     let (breaking, harmless) = (unknown(true), unknown(false));
     if !breaking.is_empty() {
@@ -374,7 +446,7 @@ fn refuse_unknown(
 /// tables or signatures is left to its own functions.
 fn functions_are_ours_to_install(found: &Installation, warnings: &mut Vec<String>) -> bool {
     let additions = || found.additions.iter().flatten();
-    if additions().any(|step| step.id > LAST_ADDITION) {
+    if additions().any(|step| step.id > LAST_ADDITION && !step.is_wanted) {
         return false;
     }
     let recorded = additions().find(|step| step.id == FUNCTIONS_STEP);
@@ -428,27 +500,21 @@ async fn apply(
     if plan.create_additions {
         run(connection, schema, schema::ADDITIONS, "create our own ledger").await?;
     }
-    if plan.create_workers {
-        run(connection, schema, schema::WORKERS, "create the tables of recovery").await?;
-        record(connection, schema, WORKERS_STEP, None).await?;
+    for addition in &plan.additions {
+        run(connection, schema, addition.file, addition.what).await?;
+        record(connection, schema, addition.step, None, addition.breaking).await?;
     }
     if plan.install_functions {
         install_functions(connection, schema).await?;
     }
-    if plan.create_indexes {
-        run(connection, schema, schema::INDEXES, "create the indexes").await?;
-        record(connection, schema, INDEXES_STEP, None).await?;
-    }
-    if plan.set_table_care {
-        run(connection, schema, schema::TABLE_CARE, "tell vacuum how to treat the tables").await?;
-        record(connection, schema, TABLE_CARE_STEP, None).await?;
-    }
-    if plan.create_crontab_items {
-        run(connection, schema, schema::CRONTAB_ITEMS, "create the table of crontab items").await?;
-        record(connection, schema, CRONTAB_ITEMS_STEP, None).await?;
+    if plan.indexes == Indexes::Create {
+        for (_, file) in schema::INDEXES {
+            run(connection, schema, file, "create the indexes").await?;
+        }
+        record(connection, schema, INDEXES_STEP, None, false).await?;
     }
     for id in &plan.announce {
-        announce(connection, schema, *id).await?;
+        upgrade::announce(connection, schema, *id).await?;
     }
     Ok(moved_jobs)
 }
@@ -464,6 +530,67 @@ async fn create_schema(connection: &mut PgConnection, schema: &Schema, role: &st
 
 fn is_permission_denied(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "42501")
+}
+
+/// Claims are only slower without them, so that nothing here keeps a worker from starting.
+async fn build_indexes_beside_running_workers(connection: &mut PgConnection, schema: &Schema) {
+    match try_to_build_indexes(connection, schema).await {
+        Ok(true) => {}
+        Ok(false) => debug!(schema = schema.name(), "somebody else is building the indexes"),
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            warn!(
+                schema = schema.name(),
+                error, "cannot build the indexes: claiming jobs is slower; the next start tries again"
+            );
+        }
+    }
+}
+
+/// False where somebody else is at it.
+async fn try_to_build_indexes(connection: &mut PgConnection, schema: &Schema) -> Result<bool, Error> {
+    let doing = || format!("build the indexes of {:?}", schema.name());
+    let lock = |function: &str| {
+        AssertSqlSafe(format!("select {function}(hashtextextended('graphile_worker indexes ' || $1, 0))"))
+    };
+    let is_ours: bool = sqlx::query_scalar(lock("pg_try_advisory_lock"))
+        .bind(schema.name())
+        .fetch_one(&mut *connection)
+        .await
+        .doing(doing)?;
+    if !is_ours {
+        return Ok(false);
+    }
+    // A transaction that somebody has forgotten to end would be waited for.
+    let before: String =
+        sqlx::query_scalar("select current_setting('lock_timeout')").fetch_one(&mut *connection).await.doing(doing)?;
+    let set_lock_timeout = "select set_config('lock_timeout', $1, false)";
+    sqlx::query(set_lock_timeout).bind(INDEX_LOCK_TIMEOUT).execute(&mut *connection).await.doing(doing)?;
+    let built = build_indexes(connection, schema).await;
+    sqlx::query(set_lock_timeout).bind(before).execute(&mut *connection).await.doing(doing)?;
+    sqlx::query(lock("pg_advisory_unlock")).bind(schema.name()).execute(connection).await.doing(doing)?;
+    built.map(|()| true)
+}
+
+async fn build_indexes(connection: &mut PgConnection, schema: &Schema) -> Result<(), Error> {
+    for (name, file) in schema::INDEXES {
+        let doing = || format!("build the index {name} of {:?}", schema.name());
+        let is_valid: Option<bool> = sqlx::query_scalar(schema.sql(queries::INDEX_IS_VALID))
+            .bind(name)
+            .fetch_optional(&mut *connection)
+            .await
+            .doing(doing)?;
+        if is_valid == Some(true) {
+            continue;
+        }
+        if is_valid == Some(false) {
+            let index = format!("{}.{name}", quote_identifier(schema.name()));
+            let drop = AssertSqlSafe(format!("drop index concurrently if exists {index}"));
+            sqlx::raw_sql(drop).execute(&mut *connection).await.doing(doing)?;
+        }
+        sqlx::raw_sql(schema.sql_concurrently(file)).execute(&mut *connection).await.doing(doing)?;
+    }
+    record(connection, schema, INDEXES_STEP, None, false).await
 }
 
 async fn run(connection: &mut PgConnection, schema: &Schema, file: &'static str, what: &str) -> Result<(), Error> {
@@ -506,7 +633,7 @@ async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Re
     run(connection, schema, schema::FUNCTIONS, "install the functions").await?;
     run(connection, schema, schema::RECOVERY_FUNCTIONS, "install the functions of recovery").await?;
     let checksum = functions_checksum(connection, schema).await?;
-    record(connection, schema, FUNCTIONS_STEP, checksum).await
+    record(connection, schema, FUNCTIONS_STEP, checksum, false).await
 }
 
 async fn record(
@@ -514,25 +641,16 @@ async fn record(
     schema: &Schema,
     step: i32,
     checksum: Option<String>,
+    breaking: bool,
 ) -> Result<(), Error> {
     sqlx::query(schema.sql(queries::RECORD_ADDITION))
         .bind(step)
         .bind(checksum)
+        .bind(breaking)
         .execute(connection)
         .await
         .map(|_| ())
         .doing(|| format!("record step {step} of {:?}", schema.name()))
-}
-
-async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Result<(), Error> {
-    sqlx::query(
-        "select pg_notify('worker:migrate', json_build_object('migrationNumber', $1::int, 'breaking', true)::text)",
-    )
-    .bind(id)
-    .execute(connection)
-    .await
-    .map(|_| ())
-    .doing(|| format!("announce the migration of {:?}", schema.name()))
 }
 
 #[cfg(test)]
@@ -544,13 +662,21 @@ mod tests {
     }
 
     fn ledger(ids: impl IntoIterator<Item = i32>) -> Option<Vec<Step>> {
-        Some(ids.into_iter().map(|id| Step { id, breaking: BREAKING.contains(&id), checksum: None }).collect())
+        Some(
+            ids.into_iter()
+                .map(|id| Step { id, breaking: BREAKING.contains(&id), checksum: None, is_wanted: false })
+                .collect(),
+        )
+    }
+
+    fn taken(id: i32, breaking: bool) -> Step {
+        Step { id, breaking, checksum: None, is_wanted: false }
     }
 
     fn functions(checksum: &str) -> Option<Vec<Step>> {
-        let functions = Step { id: FUNCTIONS_STEP, breaking: false, checksum: Some(checksum.to_owned()) };
-        let others = (FUNCTIONS_STEP + 1..=LAST_ADDITION).map(|id| Step { id, breaking: false, checksum: None });
-        Some([functions].into_iter().chain(others).collect())
+        let functions = Step { checksum: Some(checksum.to_owned()), ..taken(FUNCTIONS_STEP, false) };
+        let others = ADDITIONS.iter().map(|addition| taken(addition.step, addition.breaking));
+        Some([functions, taken(INDEXES_STEP, false)].into_iter().chain(others).collect())
     }
 
     fn up_to_date() -> Installation {
@@ -587,11 +713,9 @@ mod tests {
             create_view: true,
             complete_ledger: true,
             create_additions: true,
-            create_workers: true,
+            additions: ADDITIONS.iter().collect(),
             install_functions: true,
-            create_indexes: true,
-            set_table_care: true,
-            create_crontab_items: true,
+            indexes: Indexes::Create,
             ..Plan::default()
         };
         assert_eq!(planned(&found), everything);
@@ -633,11 +757,7 @@ mod tests {
     #[test]
     fn functions_of_a_newer_release_of_ours_are_left_alone() {
         let mut found = Installation { functions_checksum: Some("newer".to_owned()), ..up_to_date() };
-        found.additions.as_mut().expect("a ledger").push(Step {
-            id: LAST_ADDITION + 1,
-            breaking: false,
-            checksum: None,
-        });
+        found.additions.as_mut().expect("a ledger").push(taken(LAST_ADDITION + 1, false));
         assert!(planned(&found).is_nothing());
     }
 
@@ -658,8 +778,7 @@ mod tests {
     #[test]
     fn an_unknown_breaking_migration_is_refused_and_named() {
         let mut found = up_to_date();
-        let newer = |id, breaking| Step { id, breaking, checksum: None };
-        found.ledger.as_mut().expect("a ledger").extend([newer(21, false), newer(22, true)]);
+        found.ledger.as_mut().expect("a ledger").extend([taken(21, false), taken(22, true)]);
         assert_eq!(
             refused(&found),
             "the schema \"graphile_worker\" holds the breaking migration 22 of Node's graphile-worker, and this \
@@ -670,8 +789,22 @@ mod tests {
     #[test]
     fn an_unknown_breaking_addition_of_ours_is_refused() {
         let mut found = up_to_date();
-        found.additions.as_mut().expect("a ledger").push(Step { id: 99, breaking: true, checksum: None });
-        assert!(refused(&found).contains("the breaking migration 99 of graphile_worker for Rust"));
+        found.additions.as_mut().expect("a ledger").push(taken(LAST_ADDITION + 1, true));
+        assert!(refused(&found).contains("of graphile_worker for Rust"));
+    }
+
+    #[test]
+    fn while_a_newer_release_waits_to_take_a_breaking_step_an_older_one_does_not_start() {
+        let mut found = up_to_date();
+        let wanted = Step { is_wanted: true, ..taken(LAST_ADDITION + 1, true) };
+        found.additions.as_mut().expect("a ledger").push(wanted);
+        assert!(refused(&found).contains("a newer release is about to change the schema"));
+    }
+
+    #[test]
+    fn indexes_for_tables_that_are_in_use_are_built_beside_their_users() {
+        let found = Installation { additions: None, ..up_to_date() };
+        assert_eq!(planned(&found).indexes, Indexes::BesideRunningWorkers);
     }
 
     #[test]

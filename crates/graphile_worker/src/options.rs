@@ -9,10 +9,11 @@ use crate::db::{Schema, Statements};
 use crate::error::Doing;
 use crate::exchange::Exchange;
 use crate::hooks::{Event, HookRegistry, Plugin};
-use crate::migrate::migrate;
+use crate::migrate::migrate_within;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
+use crate::upgrade;
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
 use futures_util::FutureExt;
@@ -63,6 +64,7 @@ pub struct WorkerOptions {
     shutdown_signal: Option<ShutdownSignal>,
     shutdown_grace_period: Duration,
     interrupted_job_retry_delay: Duration,
+    max_migration_wait: Duration,
 }
 
 /// For the worker's own connections. Every statement of a worker is planned once, and meant to go by an index in its
@@ -155,6 +157,7 @@ impl Default for WorkerOptions {
             shutdown_signal: None,
             shutdown_grace_period: Duration::from_secs(5),
             interrupted_job_retry_delay: Duration::from_secs(30),
+            max_migration_wait: upgrade::LONGEST_WAIT,
         }
     }
 }
@@ -378,6 +381,14 @@ impl WorkerOptions {
         self
     }
 
+    /// How long [`init`](WorkerOptions::init) waits for workers of older releases to finish, where it has to change the
+    /// schema in a way that they must not work with (default 10 minutes; zero: not at all). They are asked to, and
+    /// leave when their jobs are done.
+    pub fn max_migration_wait(mut self, wait: Duration) -> WorkerOptions {
+        self.max_migration_wait = wait;
+        self
+    }
+
     /// Checks the settings, connects, and installs or updates the schema.
     pub async fn init(self) -> Result<Worker, Error> {
         let concurrency = match self.concurrency {
@@ -405,8 +416,10 @@ impl WorkerOptions {
         }
         self.recovery.check()?;
         let worker_id = new_worker_id(&self.recovery);
-        let (migrated, connection) =
-            tokio::join!(migrate(&pool, schema.name()), Exchange::connect_ahead(&connect_options, &worker_id));
+        let (migrated, connection) = tokio::join!(
+            migrate_within(self.max_migration_wait, &pool, schema.name()),
+            Exchange::connect_ahead(&connect_options, &worker_id)
+        );
         migrated?;
         let statements = Arc::new(Statements::new(schema));
         let hooks = Arc::new(self.hooks);

@@ -14,6 +14,7 @@ use crate::hooks::{
     JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, guarded,
 };
 use crate::job::Job;
+use crate::migrate::LAST_ADDITION;
 use crate::options::Settings;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgConnectOptions;
@@ -210,6 +211,10 @@ pub struct ActiveWorker {
     pub worker_id: String,
     /// The release that it is of.
     pub version: Option<String>,
+    /// The last step of our own ledger that this release knows.
+    pub level: Option<i32>,
+    /// The tasks that it runs.
+    pub tasks: Vec<String>,
     /// When it has registered.
     pub started_at: DateTime<Utc>,
     /// When it was last heard of.
@@ -230,6 +235,8 @@ pub(crate) async fn active_workers(
         Ok(ActiveWorker {
             worker_id: row.try_get("worker_id")?,
             version: row.try_get("version")?,
+            level: row.try_get("level")?,
+            tasks: row.try_get::<Option<_>, _>("tasks")?.unwrap_or_default(),
             started_at: row.try_get("started_at")?,
             last_heartbeat_at: row.try_get("last_heartbeat_at")?,
             is_stale: row.try_get("is_stale")?,
@@ -403,7 +410,11 @@ pub(crate) struct Heartbeat {
 
 impl Heartbeat {
     /// Registers the worker, before it claims anything, and lets its heart beat.
-    pub(crate) async fn start(settings: &Settings, surroundings: Arc<Surroundings>) -> Result<Heartbeat, Error> {
+    pub(crate) async fn start(
+        settings: &Settings,
+        surroundings: Arc<Surroundings>,
+        tasks: Vec<String>,
+    ) -> Result<Heartbeat, Error> {
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
         let options = settings.connect_options.clone().application_name(&name);
         let registering = async {
@@ -412,6 +423,9 @@ impl Heartbeat {
                 .persistent(false)
                 .bind(&*surroundings.worker_id)
                 .bind(env!("CARGO_PKG_VERSION"))
+                .bind(LAST_ADDITION)
+                .bind(settings.recovery.heartbeat_interval.as_secs_f64())
+                .bind(tasks)
                 .execute(&mut connection)
                 .await?;
             Ok(connection)

@@ -13,7 +13,7 @@ use crate::hooks::{
     AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
     WorkerFatalError, WorkerShutdown, WorkerStart, WorkerStop,
 };
-use crate::listener::Listener;
+use crate::listener::{Listener, MustLeave};
 use crate::options::{Settings, new_worker_id};
 use crate::recovery::Heartbeat;
 use crate::second_lane::SecondLane;
@@ -35,6 +35,9 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 
 /// How often a waiting worker looks for locks that are older than 4 hours.
 const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
+
+/// How often a worker that hears of nothing looks whether the schema moves on.
+const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long the last report may take when the grace period is over, and when the worker was told twice.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -120,7 +123,14 @@ impl Worker {
     async fn one_life(&self, until: Until) -> Result<Life, Error> {
         let (settings, surroundings) = (&self.settings, &self.surroundings);
         let heartbeat = if settings.recovery.enabled {
-            Some(Heartbeat::start(settings, surroundings.clone()).await?)
+            Some(
+                Heartbeat::start(
+                    settings,
+                    surroundings.clone(),
+                    self.tasks.keys().map(|task| task.to_string()).collect(),
+                )
+                .await?,
+            )
         } else {
             None
         };
@@ -226,11 +236,12 @@ impl Worker {
 
 impl Worker {
     /// Claims nothing any more; says when whatever still runs has to be left.
-    async fn begin_to_leave(&self, hand: &Hand) -> Instant {
+    async fn begin_to_leave(&self, hand: &Hand, must_leave: &MustLeave) -> Instant {
         info!(label = "worker", worker_id = self.worker_id(), "stopping: letting jobs finish");
         hand.close();
         self.surroundings.hooks.emit(WorkerShutdown, || self.surroundings.event(None)).await;
-        Instant::now() + self.settings.shutdown_grace_period
+        let time_to_finish = must_leave.notice().map(|notice| notice.time_to_finish).unwrap_or_default();
+        Instant::now() + self.settings.shutdown_grace_period.max(time_to_finish)
     }
 }
 
@@ -338,10 +349,23 @@ impl Shift<'_> {
         let mut look = true;
         let mut look_at = Instant::now();
         let mut stale_locks_at = Instant::now();
+        let mut ledgers_at = Instant::now() + LEDGERS_INTERVAL;
         let mut leave_at: Option<Instant> = None;
         loop {
+            let is_time_to_look = self.listener.is_deaf() && ledgers_at <= Instant::now();
+            if leave_at.is_none() && (is_time_to_look || self.listener.may_have_missed_something()) {
+                ledgers_at = Instant::now() + LEDGERS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
+                self.exchange.look_at_ledgers(&self.listener.must_leave).await;
+            }
+            if leave_at.is_none()
+                && let Some(notice) = self.listener.must_leave.notice()
+            {
+                let reason = notice.reason.to_string();
+                warn!(label = "worker", worker_id = self.worker.worker_id(), reason, "the schema moves on: leaving");
+                shutdown.asked.cancel();
+            }
             if leave_at.is_none() && shutdown.asked.is_cancelled() {
-                leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
+                leave_at = Some(self.worker.begin_to_leave(&self.hand, &self.listener.must_leave).await);
             }
             if self.declared_dead.is_cancelled() || (leave_at.is_some() && self.hand.is_empty()) {
                 return Ok(());
@@ -369,7 +393,7 @@ impl Shift<'_> {
                         tokio::select! {
                             reply = &mut exchanging => break reply.map(Some),
                             () = shutdown.asked.cancelled(), if leave_at.is_none() => {
-                                leave_at = Some(self.worker.begin_to_leave(&self.hand).await);
+                                leave_at = Some(self.worker.begin_to_leave(&self.hand, &self.listener.must_leave).await);
                             }
                             () = leaves(shutdown, leave_at) => break Ok(None),
                             () = self.declared_dead.cancelled() => break Ok(None),
@@ -418,10 +442,7 @@ impl Shift<'_> {
                 () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
                 () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
                 () = shutdown.asked.cancelled(), if leave_at.is_none() => {}
-                () = self.listener.must_leave.cancelled(), if leave_at.is_none() => {
-                    warn!(label = "worker", worker_id = self.worker.worker_id(), "a breaking migration was announced");
-                    shutdown.asked.cancel();
-                }
+                () = self.listener.must_leave.told(), if leave_at.is_none() => {}
                 () = leaves(shutdown, leave_at) => return Ok(()),
                 () = self.declared_dead.cancelled() => return Ok(()),
             }

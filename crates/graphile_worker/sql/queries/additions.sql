@@ -1,2 +1,5 @@
--- Our own ledger.
-select id, breaking, checksum from :"schema"._rs_additions order by id;
+-- Our own ledger: the steps that were taken, and those that a newer release is waiting to take.
+select id, breaking, checksum, wanted_until is not null as is_wanted
+from :"schema"._rs_additions
+where wanted_until is null or wanted_until > now()
+order by id;

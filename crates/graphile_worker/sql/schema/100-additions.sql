@@ -6,10 +6,14 @@
 --
 -- `checksum` is that of the SQL functions as a step left them (queries/functions_checksum.sql): how we
 -- notice that another program has replaced them since.
+--
+-- `wanted_until` marks a breaking step that is not taken yet: a newer release wants to take it, and waits for older workers
+-- to finish. Until then, and no longer, an older release does not start.
 create table :"schema"._rs_additions (
   id int primary key,
   ts timestamptz not null default now(),
   breaking boolean not null default false,
-  checksum text
+  checksum text,
+  wanted_until timestamptz
 );
 grant select on :"schema"._rs_additions to public;

@@ -12,7 +12,7 @@ as $$
 $$;
 
 -- The workers that are dead: their last heartbeat is older than the threshold (times the multiplier, where they hold a
--- job with one of the flags), or they hold something and are not registered any more. Locks the rows of the former, so
+-- job with one of the flags) and than two of their own intervals, or they hold something and are not registered any more. Locks the rows of the former, so
 -- that they cannot claim anything meanwhile; one that is just claiming is left out. Only ids that begin with `rs-live-`
 -- are of workers that register: others (Node's, or ours without recovery) are nobody's to declare dead.
 create or replace function :"schema"._rs_dead_workers(threshold interval, multiplier int, resilient_flags text[])
@@ -24,7 +24,7 @@ begin
   return query
     select workers.worker_id
     from _rs_workers as workers
-    where workers.last_heartbeat_at < now() - threshold
+    where workers.last_heartbeat_at < now() - greatest(threshold, 2 * workers.heartbeat_interval)
       and (
         workers.last_heartbeat_at < now() - threshold * multiplier
         or not exists (

@@ -20,5 +20,6 @@ mod search_path;
 mod spec_snippets;
 mod sql_files;
 mod support;
+mod upgrade;
 mod utils;
 mod worker;

@@ -318,7 +318,66 @@ async fn a_breaking_step_is_announced_to_running_workers() {
     let mut listener = Listener::on(&db, "worker:migrate").await;
     let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
     assert_eq!(migration.to_string(), "schema \"graphile_worker\" updated from level 18 to level 20");
-    assert_eq!(listener.received(&db).await, [json!({"migrationNumber": 19, "breaking": true})]);
+    let announced = json!({"migrationNumber": 19, "breaking": true, "schema": "graphile_worker"});
+    assert_eq!(listener.received(&db).await, [announced.clone(), announced], "before, and when it is done");
+}
+
+#[tokio::test]
+async fn a_breaking_step_waits_for_workers_that_hold_jobs() {
+    let db = Db::installed().await;
+    db.run(
+        "delete from graphile_worker.migrations where id > 18;
+         select graphile_worker.add_job('t');
+         update graphile_worker._private_jobs set locked_by = 'worker-of-node', locked_at = now()",
+    )
+    .await;
+    let mut listener = Listener::on(&db, "worker:migrate").await;
+    let pool = db.pool.clone();
+    let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
+    while listener.received(&db).await.is_empty() {}
+    assert_eq!(db.value("select max(id) from graphile_worker.migrations").await, 18);
+    db.run("update graphile_worker._private_jobs set locked_by = null, locked_at = null").await;
+    assert_eq!(migrating.await.unwrap().unwrap().level, 20);
+}
+
+#[tokio::test]
+async fn indexes_are_built_without_locking_out_who_adds_jobs() {
+    let db = Db::installed().await;
+    db.run(
+        "delete from graphile_worker._rs_additions where id = 2;
+         drop index graphile_worker._rs_jobs_unqueued, graphile_worker._rs_jobs_queued, graphile_worker._rs_jobs_by_queue",
+    )
+    .await;
+    db.add_job("'t'").await;
+    let mut holds_it_up = db.connect().await;
+    sqlx::raw_sql("begin; select graphile_worker.add_job('t')").execute(&mut holds_it_up).await.unwrap();
+    let pool = db.pool.clone();
+    let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
+    let building = "select count(*) from pg_stat_activity
+                    where datname = current_database() and query like '%create index concurrently%'
+                      and wait_event_type = 'Lock'";
+    while db.value(building).await != 1 {}
+    db.add_job("'t'").await;
+    assert!(!migrating.is_finished());
+    sqlx::raw_sql("commit").execute(&mut holds_it_up).await.unwrap();
+    assert!(migrating.await.unwrap().unwrap().changed);
+    let valid = "select count(*) from pg_index join pg_class on pg_class.oid = indexrelid
+                 where relname like '\\_rs\\_jobs%' and indisvalid";
+    assert_eq!(db.value(valid).await, 3);
+    assert!(!migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+}
+
+#[tokio::test]
+async fn an_index_whose_building_was_broken_off_is_built_anew() {
+    let db = Db::installed().await;
+    db.run(
+        "delete from graphile_worker._rs_additions where id = 2;
+         update pg_index set indisvalid = false where indexrelid = 'graphile_worker._rs_jobs_by_queue'::regclass",
+    )
+    .await;
+    assert!(migrate(&db.pool, "graphile_worker").await.unwrap().changed);
+    let is_valid = "select indisvalid from pg_index where indexrelid = 'graphile_worker._rs_jobs_by_queue'::regclass";
+    assert_eq!(db.value(is_valid).await, true);
 }
 
 #[tokio::test]

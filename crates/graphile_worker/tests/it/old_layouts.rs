@@ -2,8 +2,9 @@
 //! releases and no more; `interop/` does the same with databases that the real releases have made.
 
 use crate::support::{Db, Listener};
-use graphile_worker::{Error, migrate};
+use graphile_worker::{Error, migrate, migrate_within};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Levels 5 to 10, as of 0.8 to 0.13: names in the job itself, `int` for the numbers.
 const BY_NAME: &str = r#"
@@ -183,7 +184,7 @@ async fn an_old_layout_with_running_jobs_is_refused_and_left_as_it_is() {
         let db = Db::empty().await;
         db.run(layout).await;
         db.run(locked).await;
-        let error = migrate(&db.pool, "graphile_worker").await.unwrap_err();
+        let error = migrate_within(Duration::ZERO, &db.pool, "graphile_worker").await.unwrap_err();
         assert!(matches!(error, Error::JobsRunning { held: 1, .. }), "{error:?}");
         let message = error.to_string();
         assert!(message.contains("1 locks on its jobs and queues are held by worker-1: stop the workers"), "{message}");
@@ -220,5 +221,18 @@ async fn moving_up_announces_each_breaking_step() {
     migrate(&db.pool, "graphile_worker").await.unwrap();
     let ids: Vec<Value> =
         listener.received(&db).await.iter().map(|payload| payload["migrationNumber"].clone()).collect();
-    assert_eq!(ids, [11, 13, 14, 16, 19]);
+    assert_eq!(ids, [11, 13, 14, 16, 19, 11, 13, 14, 16, 19], "before, and when it is done");
+}
+
+#[tokio::test]
+async fn an_old_layout_is_moved_as_soon_as_its_jobs_have_finished() {
+    let db = Db::empty().await;
+    db.run(BY_NAME).await;
+    db.run("update graphile_worker.jobs set locked_at = now(), locked_by = 'worker-1' where id = 3").await;
+    let mut listener = Listener::on(&db, "worker:migrate").await;
+    let pool = db.pool.clone();
+    let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
+    while listener.received(&db).await.is_empty() {}
+    db.run("update graphile_worker.jobs set locked_at = null, locked_by = null").await;
+    assert_eq!(migrating.await.unwrap().unwrap().moved_jobs, 3);
 }

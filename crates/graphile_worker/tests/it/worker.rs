@@ -606,6 +606,23 @@ async fn a_worker_leaves_when_a_breaking_migration_is_announced() {
 }
 
 #[tokio::test]
+async fn a_worker_that_did_not_hear_of_a_breaking_migration_finds_it_when_it_listens_again() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options).await;
+    db.add_job("'t', '1'").await;
+    ran.recv().await.unwrap();
+    until_somebody_listens(&db).await;
+    db.run(
+        "insert into graphile_worker.migrations (id, breaking) values (21, true);
+         select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and query like 'LISTEN%'",
+    )
+    .await;
+    started.running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_worker_whose_schema_is_gone_ends_with_a_sentence() {
     let db = Db::installed().await;
     let (options, mut ran) = sending(&db);

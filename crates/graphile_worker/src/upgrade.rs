@@ -1,0 +1,263 @@
+//! Live upgrades. A release that has to take a step which older workers must not work with asks them to finish, and waits
+//! for them. And the other side: how a running worker learns that it is the older one.
+//!
+//! Which steps there are, and how they are taken, is `migrate`'s.
+
+use crate::Error;
+use crate::db::{Schema, Statements, queries};
+use crate::error::Doing;
+use crate::migrate::{LAST_ADDITION, LEVEL};
+use serde::Deserialize;
+use sqlx::postgres::PgRow;
+use sqlx::{Executor, PgConnection, Postgres, Row};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long older workers may take to finish, if nothing else is said.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
+
+/// How often to look whether they have.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often they are asked, and for how long that holds: should the one who asks die, older releases start again.
+const ASK_INTERVAL: Duration = Duration::from_secs(5);
+const ASKED_FOR: Duration = Duration::from_secs(20);
+
+/// How long the database may take to answer a worker that only wants to be sure.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the log says that we still wait.
+const SAY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What older workers must not work with, and how they can be known.
+pub(crate) struct Breaking {
+    /// Steps of Node's ledger: they concern everybody.
+    pub(crate) migrations: Vec<i32>,
+    /// Steps of ours: they concern only workers of ours.
+    pub(crate) additions: Vec<i32>,
+    /// Whether locks are where this release looks for them.
+    pub(crate) has_tables: bool,
+    /// Whether there is a table where workers register.
+    pub(crate) workers_register: bool,
+}
+
+/// A migration's wish that older workers finish.
+pub(crate) struct Request {
+    longest_wait: Duration,
+    began: Instant,
+    asked_at: Option<Instant>,
+    said_at: Option<Instant>,
+}
+
+impl Request {
+    pub(crate) fn new(longest_wait: Duration) -> Request {
+        Request { longest_wait, began: Instant::now(), asked_at: None, said_at: None }
+    }
+
+    /// Asks older workers to finish, and returns when they have, or have had time enough.
+    pub(crate) async fn wait_for_older_workers(
+        &mut self,
+        connection: &mut PgConnection,
+        schema: &Schema,
+        breaking: &Breaking,
+    ) -> Result<(), Error> {
+        loop {
+            if self.asked_at.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL) {
+                self.asked_at = Some(Instant::now());
+                ask(connection, schema, breaking, self.time_left()).await?;
+            }
+            let workers = older_workers(connection, schema, breaking).await?;
+            if workers.is_empty() {
+                return Ok(());
+            }
+            if !self.waits_for(&workers.join(", ")) {
+                warn!(
+                    schema = schema.name(),
+                    ?workers,
+                    "workers of an older release have not finished in time: migrating all the same"
+                );
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    fn time_left(&self) -> Duration {
+        self.longest_wait.saturating_sub(self.began.elapsed())
+    }
+
+    /// Whether there is time left for them.
+    pub(crate) fn waits_for(&mut self, workers: &str) -> bool {
+        if self.time_left().is_zero() {
+            return false;
+        }
+        if self.said_at.is_none_or(|said| said.elapsed() >= SAY_INTERVAL) {
+            self.said_at = Some(Instant::now());
+            info!(workers, at_most = ?self.time_left(), "waiting for workers of an older release to finish");
+        }
+        true
+    }
+}
+
+async fn ask(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    breaking: &Breaking,
+    time_left: Duration,
+) -> Result<(), Error> {
+    for id in &breaking.migrations {
+        announce(connection, schema, *id).await?;
+    }
+    for step in &breaking.additions {
+        sqlx::query(schema.sql(queries::WANT_ADDITION))
+            .bind(step)
+            .bind(ASKED_FOR.as_secs_f64())
+            .bind(time_left.as_secs_f64())
+            .execute(&mut *connection)
+            .await
+            .doing(|| format!("ask older workers of {:?} to finish", schema.name()))?;
+    }
+    Ok(())
+}
+
+/// Tells running workers of a breaking step of Node's ledger.
+pub(crate) async fn announce(connection: &mut PgConnection, schema: &Schema, id: i32) -> Result<(), Error> {
+    sqlx::query(schema.sql(queries::ANNOUNCE_MIGRATION))
+        .bind(id)
+        .execute(connection)
+        .await
+        .map(|_| ())
+        .doing(|| format!("announce the migration of {:?}", schema.name()))
+}
+
+/// Who has registered and lives, and who holds jobs or queues. One of ours that registers and holds something without
+/// being alive is for recovery; one that neither registers nor holds anything has nothing to finish.
+async fn older_workers(
+    connection: &mut PgConnection,
+    schema: &Schema,
+    breaking: &Breaking,
+) -> Result<Vec<String>, Error> {
+    let doing = || format!("look for older workers of {:?}", schema.name());
+    let mut workers: Vec<String> = Vec::new();
+    if breaking.workers_register {
+        let live = sqlx::query_scalar(schema.sql(queries::LIVE_WORKERS));
+        workers.extend(live.fetch_all(&mut *connection).await.doing(doing)?);
+    }
+    if breaking.has_tables {
+        let holders = sqlx::query_scalar(schema.sql(queries::LOCK_HOLDERS));
+        let holders: Vec<String> = holders.fetch_all(&mut *connection).await.doing(doing)?;
+        let concerns_everybody = !breaking.migrations.is_empty();
+        workers.extend(
+            holders
+                .into_iter()
+                .filter(|worker| concerns_everybody || worker.starts_with("rs-"))
+                .filter(|worker| !worker.starts_with("rs-live-")),
+        );
+    }
+    Ok(workers)
+}
+
+/// What is said on the channel `worker:migrate`, by Node's worker and by ours.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Announcement {
+    #[serde(rename = "migrationNumber")]
+    migration: Option<i32>,
+    breaking: bool,
+    schema: Option<String>,
+    addition: Option<i32>,
+    /// For how many seconds workers are waited for.
+    waits: Option<f64>,
+}
+
+/// Why a worker has to leave, and how long its jobs may take to finish, should that be longer than they may anyway.
+#[derive(Debug)]
+pub(crate) struct Notice {
+    pub(crate) reason: Error,
+    pub(crate) time_to_finish: Duration,
+}
+
+impl From<Error> for Notice {
+    fn from(reason: Error) -> Notice {
+        Notice { reason, time_to_finish: Duration::ZERO }
+    }
+}
+
+/// What an announcement means for a worker of this release.
+pub(crate) fn notice(announcement: &str, schema: &Schema) -> Option<Notice> {
+    let said: Announcement = serde_json::from_str(announcement).ok()?;
+    if said.schema.is_some_and(|named| named != schema.name()) {
+        return None;
+    }
+    let schema = schema.name().to_owned();
+    match (said.addition, said.breaking) {
+        (Some(step), _) if step > LAST_ADDITION => Some(Notice {
+            reason: Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION },
+            time_to_finish: Duration::try_from_secs_f64(said.waits.unwrap_or(0.0)).unwrap_or_default(),
+        }),
+        // Node does not say of which schema: better to leave for nothing than to stay for something.
+        (None, true) => {
+            let (author, unknown) = ("Node's graphile-worker", said.migration.into_iter().collect());
+            Some(Error::SchemaTooNew { schema, author, unknown, known: LEVEL }.into())
+        }
+        _ => None,
+    }
+}
+
+/// What the ledgers say, for a worker of this release that may have missed what was announced. None where there is no
+/// telling.
+pub(crate) async fn notice_in_ledgers(
+    connection: impl Executor<'_, Database = Postgres>,
+    statements: &Statements,
+) -> Option<Notice> {
+    let query = sqlx::query(statements.newer_steps.sql()).persistent(false).bind(LEVEL).bind(LAST_ADDITION);
+    let row = tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_one(connection)).await.ok()?.ok()?;
+    reason_in(&row, statements.schema.name()).ok()?.map(Notice::from)
+}
+
+fn reason_in(row: &PgRow, schema: &str) -> sqlx::Result<Option<Error>> {
+    let schema = schema.to_owned();
+    let migrations: Vec<i32> = row.try_get("migrations")?;
+    let additions: Vec<i32> = row.try_get("additions")?;
+    let wanted: Option<i32> = row.try_get("wanted")?;
+    Ok(if !migrations.is_empty() {
+        Some(Error::SchemaTooNew { schema, author: "Node's graphile-worker", unknown: migrations, known: LEVEL })
+    } else if !additions.is_empty() {
+        let author = "graphile_worker for Rust";
+        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: LAST_ADDITION })
+    } else {
+        wanted.map(|step| Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(announcement: &str) -> Option<String> {
+        let schema = Schema::new("graphile_worker").expect("a legal name");
+        notice(announcement, &schema).map(|notice| notice.reason.to_string())
+    }
+
+    #[test]
+    fn a_breaking_migration_of_this_schema_or_of_one_that_is_not_named_is_a_reason_to_leave() {
+        assert!(why(r#"{"migrationNumber":21,"breaking":true}"#).is_some_and(|why| why.contains("21")));
+        assert!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"graphile_worker"}"#).is_some());
+        assert_eq!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"another"}"#), None);
+        assert_eq!(why(r#"{"migrationNumber":21,"breaking":false}"#), None);
+    }
+
+    #[test]
+    fn a_step_of_ours_that_this_release_does_not_know_is_a_reason_to_leave() {
+        let step = |step: i32| why(&format!(r#"{{"breaking":false,"schema":"graphile_worker","addition":{step}}}"#));
+        assert!(step(LAST_ADDITION + 1).is_some_and(|why| why.contains("a newer release is about to change")));
+        assert_eq!(step(LAST_ADDITION), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_none() {
+        for announcement in ["", "null", "[]", "breaking", r#"{"breaking":"yes"}"#] {
+            assert_eq!(why(announcement), None, "{announcement}");
+        }
+    }
+}
