@@ -19,6 +19,14 @@ const taskList = {
     await new Promise((resolve) => setTimeout(resolve, 30));
     await note("end")(payload, helpers);
   },
+  // Runs until there is a row in the table `gate`.
+  until_open: async (payload, helpers) => {
+    await note("start")(payload, helpers);
+    while ((await helpers.query("select from public.gate")).rowCount === 0) {
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    await note("end")(payload, helpers);
+  },
   fail: async () => {
     throw new Error("this task always fails");
   },

@@ -549,6 +549,16 @@ impl Exchange {
         Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
     }
 
+    /// Keeps the locks of jobs that run for hours from looking like those of a dead worker.
+    pub(crate) async fn keep_locks_fresh(&mut self, (jobs, queues): (Vec<i64>, Vec<i32>)) {
+        let Some(connection) = self.connection.as_mut().filter(|_| !jobs.is_empty()) else { return };
+        let query = sqlx::query(self.statements.keep_locks_fresh.sql()).persistent(false);
+        let keeping = query.bind(&*self.surroundings.worker_id).bind(jobs).bind(queues).execute(connection);
+        if let Ok(Err(error)) = tokio::time::timeout(ANSWER_TIMEOUT, keeping).await {
+            debug!(label = "worker", %error, "cannot keep locks fresh now; trying again");
+        }
+    }
+
     /// Frees the locks of workers that died hours ago.
     pub(crate) async fn clear_stale_locks(&mut self) {
         let Some(connection) = self.connection.as_mut() else { return };

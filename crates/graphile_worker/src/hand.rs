@@ -270,6 +270,15 @@ impl Hand {
         state.in_hand() == 0 && state.report.is_empty() && state.free_next.is_empty() && !under_way
     }
 
+    /// Jobs that have run for so long, and their queues.
+    pub(crate) fn running_for(&self, long: Duration) -> (Vec<i64>, Vec<i32>) {
+        let state = self.state();
+        let long_running = state.running.values().filter(|running| running.started.elapsed() >= long);
+        let jobs: Vec<&Job> = long_running.map(|running| &*running.job).collect();
+        let queues = jobs.iter().filter_map(|job| job.job_queue_id).collect();
+        (jobs.iter().map(|job| job.id).collect(), queues)
+    }
+
     pub(crate) fn has_waiting_jobs(&self) -> bool {
         let state = self.state();
         state.in_hand() > state.running.len()

@@ -65,6 +65,7 @@ pub struct WorkerOptions {
     shutdown_grace_period: Duration,
     interrupted_job_retry_delay: Duration,
     max_migration_wait: Duration,
+    keep_locks_fresh_after: Duration,
 }
 
 /// For the worker's own connections. Every statement of a worker is planned once, and meant to go by an index in its
@@ -129,6 +130,7 @@ pub(crate) struct Settings {
     pub(crate) shutdown_signal: Option<ShutdownSignal>,
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
+    pub(crate) keep_locks_fresh_after: Duration,
     pub(crate) crontabs: Vec<Arc<Crontab>>,
     pub(crate) cron_clock: Clock,
     pub(crate) recovery: WorkerRecoveryConfig,
@@ -158,6 +160,7 @@ impl Default for WorkerOptions {
             shutdown_grace_period: Duration::from_secs(5),
             interrupted_job_retry_delay: Duration::from_secs(30),
             max_migration_wait: upgrade::LONGEST_WAIT,
+            keep_locks_fresh_after: Duration::from_secs(60 * 60),
         }
     }
 }
@@ -389,6 +392,13 @@ impl WorkerOptions {
         self
     }
 
+    /// Since when a job runs whose lock is kept from looking old (an hour). Only for tests, which cannot wait so long.
+    #[doc(hidden)]
+    pub fn keep_locks_fresh_after(mut self, duration: Duration) -> WorkerOptions {
+        self.keep_locks_fresh_after = duration;
+        self
+    }
+
     /// Checks the settings, connects, and installs or updates the schema.
     pub async fn init(self) -> Result<Worker, Error> {
         let concurrency = match self.concurrency {
@@ -444,6 +454,7 @@ impl WorkerOptions {
                 shutdown_signal: self.shutdown_signal,
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
+                keep_locks_fresh_after: self.keep_locks_fresh_after,
                 crontabs,
                 cron_clock,
                 recovery: self.recovery,

@@ -36,6 +36,9 @@ use tracing::{Instrument, debug, error, info, info_span, warn};
 /// How often a waiting worker looks for locks that are older than 4 hours.
 const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
+/// How often a worker looks whether a job has run for so long that its lock looks old.
+const LOCKS_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
 /// How often a worker that hears of nothing looks whether the schema moves on.
 const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -349,9 +352,14 @@ impl Shift<'_> {
         let mut look = true;
         let mut look_at = Instant::now();
         let mut stale_locks_at = Instant::now();
+        let mut fresh_at = Instant::now();
         let mut ledgers_at = Instant::now() + LEDGERS_INTERVAL;
         let mut leave_at: Option<Instant> = None;
         loop {
+            if fresh_at <= Instant::now() {
+                fresh_at = Instant::now() + LOCKS_INTERVAL.min(settings.keep_locks_fresh_after);
+                self.exchange.keep_locks_fresh(self.hand.running_for(settings.keep_locks_fresh_after)).await;
+            }
             let is_time_to_look = self.listener.is_deaf() && ledgers_at <= Instant::now();
             if leave_at.is_none() && (is_time_to_look || self.listener.may_have_missed_something()) {
                 ledgers_at = Instant::now() + LEDGERS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
@@ -441,6 +449,7 @@ impl Shift<'_> {
                 () = self.listener.wait() => look = true,
                 () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
                 () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
+                () = tokio::time::sleep_until(fresh_at.into()) => {}
                 () = shutdown.asked.cancelled(), if leave_at.is_none() => {}
                 () = self.listener.must_leave.told(), if leave_at.is_none() => {}
                 () = leaves(shutdown, leave_at) => return Ok(()),

@@ -1,7 +1,7 @@
 -- One round trip of a worker ($1): what it finished, what it gives back, and what it gets next.
 --
 -- An outcome is written only where the job is still this worker's: same locked_by, same locked_at as when it
--- was claimed (one `case`, because to a planner that was told of locked_by alone, reading the whole table for the few
+-- was claimed, or whole hours later, as `keep_locks_fresh.sql` leaves it (one `case`, because to a planner that was told of locked_by alone, reading the whole table for the few
 -- rows of this worker may look like the better way). Locks: jobs that are reported (by primary key), free jobs and free
 -- queues (`skip locked`: nobody waits for anybody). A queue stays locked while this worker has jobs of it, and passes
 -- from one of its jobs to the next without being free in between.
@@ -26,7 +26,11 @@ with recursive clock as (
 ), finished as (
   delete from :"schema"._private_jobs as jobs
   using unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
-  where jobs.id = any (array[outcome.id]) and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
+  where jobs.id = any (array[outcome.id])
+    and case when jobs.locked_by = $1 then
+      jobs.locked_at = outcome.locked_at
+      or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
+    end
 ), given_back as (
   update :"schema"._private_jobs as jobs
   set
@@ -50,7 +54,11 @@ with recursive clock as (
     clock,
     unnest($4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[])
       as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key)
-  where jobs.id = any (array[outcome.id]) and case when jobs.locked_by = $1 then jobs.locked_at end = outcome.locked_at
+  where jobs.id = any (array[outcome.id])
+    and case when jobs.locked_by = $1 then
+      jobs.locked_at = outcome.locked_at
+      or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
+    end
 ),
 -- The priorities that occur among jobs without a queue: one index probe each. Within one, due jobs come first, so
 -- that jobs of the future are never read.

@@ -57,19 +57,23 @@ fn process_command(url: &str, folder: &Path, number: usize) -> Command {
 async fn worker_process() {
     let Ok(url) = std::env::var("GW_TEST_URL") else { return };
     let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
-    let number = std::env::var("GW_TEST_NUMBER").unwrap();
+    let number: i32 = std::env::var("GW_TEST_NUMBER").unwrap().parse().unwrap();
     let log = std::fs::File::create(folder.join(format!("{number}.log"))).unwrap();
     let log = Arc::new(Mutex::new(std::io::BufWriter::new(log)));
     let pool = PgPool::connect(&url).await.unwrap();
     let (written, locks) = (log.clone(), folder.clone());
     let (mine, mine_written) = (folder.clone(), log.clone());
+    let begins = folder.clone();
     let mut options = WorkerOptions::default();
     let is_mortal = std::env::var_os("GW_TEST_MORTAL").is_some();
     if is_mortal {
         options = options
             .heartbeat_interval(Duration::from_millis(200))
             .sweep_interval(Duration::from_millis(300))
-            .sweep_threshold(Duration::from_secs(5))
+            .sweep_threshold(
+                std::env::var("GW_TEST_THRESHOLD")
+                    .map_or(Duration::from_secs(5), |seconds| Duration::from_secs(seconds.parse().unwrap())),
+            )
             .recovery_delay(Duration::ZERO);
     }
     let worker = options
@@ -105,6 +109,20 @@ async fn worker_process() {
                 let mut log = log.lock().unwrap();
                 writeln!(log, "{id} {alone}").unwrap();
                 log.flush().unwrap();
+            }
+        })
+        // Writes once it is told to, together with its own completion.
+        .define_task("writes", move |_: Value, ctx: WorkerContext| {
+            let (begun, told) = (begins.join(format!("begun-{number}")), begins.join("write"));
+            async move {
+                std::fs::write(begun, "").unwrap();
+                while !told.exists() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                let mut transaction = ctx.pg_pool().begin().await.unwrap();
+                let write = "insert into written values ($1, $2)";
+                sqlx::query(write).bind(ctx.job().id).bind(number).execute(&mut *transaction).await.unwrap();
+                ctx.complete_in(transaction).await
             }
         })
         .define_task("poison", |_: Value, _| async {
@@ -377,4 +395,58 @@ async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_done() {
     assert_eq!(db.value(job).await, json!([2, "Its worker has died 6 ti"]));
     assert_eq!(deaths, 6, "four that were refunded, then its two attempts");
     assert_eq!(folder.lines().len(), 200);
+}
+
+/// Ended with the test, even if it stands still.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Ended {
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap().success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_stood_still_for_longer_than_the_threshold_writes_nothing_twice_and_goes_on() {
+    let db = Db::installed().await;
+    let folder = Folder::new("stands-still");
+    // The job of the future keeps the processes from ending.
+    db.run(
+        "create table written (job bigint, worker int);
+         select graphile_worker.add_job('writes', '{}', 'q'), graphile_worker.add_job('writes', run_at := now() + '1 day')",
+    )
+    .await;
+    let start = |number| {
+        let mut command = process_command(db.url(), &folder.0, number);
+        Ended(command.env("GW_TEST_MORTAL", "1").env("GW_TEST_THRESHOLD", "1").spawn().unwrap())
+    };
+    let begun = async |number: i32| {
+        while !folder.0.join(format!("begun-{number}")).exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let slow = start(0);
+    begun(0).await;
+    slow.signal("-STOP");
+    let other = start(1);
+    begun(1).await;
+    std::fs::write(folder.0.join("write"), "").unwrap();
+    while db.value("select count(*) from written").await != 1 {}
+    slow.signal("-CONT");
+
+    // It goes on under another name, now that the other one is gone.
+    other.signal("-KILL");
+    db.run("select graphile_worker.add_job('writes', '{}', 'q')").await;
+    let by_whom = "select json_agg(worker order by job) from written";
+    while db.value("select count(*) from written").await == 1 {}
+    assert_eq!(db.value(by_whom).await, json!([1, 0]), "each job is written once");
+    let names = "select count(*) from graphile_worker._rs_workers";
+    while db.value(names).await != 1 {}
 }

@@ -636,6 +636,41 @@ async fn a_worker_whose_schema_is_gone_ends_with_a_sentence() {
 }
 
 #[tokio::test]
+async fn a_job_that_runs_for_hours_keeps_its_lock_and_its_queues_fresh_and_is_completed() {
+    for in_transaction in [false, true] {
+        let db = Db::installed().await;
+        let (started_running, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (runs, ends) = (started_running.clone(), end.clone());
+        let options = options(&db).keep_locks_fresh_after(Duration::from_millis(20));
+        let started = Started::new(options.define_task("t", move |_: Value, ctx: WorkerContext| {
+            let (runs, ends) = (runs.clone(), ends.clone());
+            async move {
+                runs.notify_one();
+                ends.notified().await;
+                if in_transaction {
+                    ctx.complete_in(ctx.pg_pool().begin().await.unwrap()).await.unwrap();
+                }
+            }
+        }))
+        .await;
+        db.add_job("'t', '1', 'q'").await;
+        started_running.notified().await;
+        // Long ago, and yet when it was.
+        db.run(
+            "update graphile_worker._private_jobs set locked_at = locked_at - interval '5 hours';
+             update graphile_worker._private_job_queues set locked_at = locked_at - interval '5 hours'",
+        )
+        .await;
+        let fresh = "select (select locked_at > now() - interval '1 hour' from graphile_worker._private_jobs)
+                       and (select locked_at > now() - interval '1 hour' from graphile_worker._private_job_queues)";
+        while db.value(fresh).await != true {}
+        end.notify_one();
+        while db.value("select count(*) from graphile_worker.jobs").await != 0 {}
+        started.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn locks_of_workers_that_died_hours_ago_are_freed() {
     let db = Db::installed().await;
     db.run(
