@@ -6,6 +6,7 @@ mod churn;
 mod crontab;
 mod drain;
 mod growth;
+mod heartbeats;
 mod latency;
 mod memory;
 mod queue;
@@ -47,6 +48,8 @@ pub(crate) enum Scenario {
     Memory,
     /// Reading a crontab, and when its items fire
     Crontab,
+    /// What recovery costs the server
+    Heartbeats,
     /// A stream of jobs for minutes: speed and size of the tables (only when named)
     Churn,
 }
@@ -68,6 +71,7 @@ impl Scenario {
             Scenario::StartStop => start_stop::measure(bench).await,
             Scenario::Memory => memory::measure(bench).await,
             Scenario::Crontab => crontab::measure(bench).await,
+            Scenario::Heartbeats => heartbeats::measure(bench).await,
             Scenario::Churn => churn::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })

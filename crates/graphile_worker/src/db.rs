@@ -293,7 +293,7 @@ pub(crate) mod schema {
     pub(crate) const CRONTAB_ITEMS: &str = include_str!("../sql/schema/140-crontab-items.sql");
     pub(crate) const WORKERS: &str = include_str!("../sql/schema/150-workers.sql");
     #[cfg(feature = "_next_release")]
-    pub(crate) const NEXT_RELEASE: &str = include_str!("../tests/next_release/step.sql");
+    pub(crate) const NEXT_RELEASE: &str = include_str!("../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");
     pub(crate) const OLD_LAYOUT_BY_NAME: &str = include_str!("../sql/schema/901-old-layout-by-name.sql");
     pub(crate) const OLD_LAYOUT_BY_ID: &str = include_str!("../sql/schema/902-old-layout-by-id.sql");

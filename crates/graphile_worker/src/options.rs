@@ -435,7 +435,9 @@ impl WorkerOptions {
         let hooks = Arc::new(self.hooks);
         let surroundings = Surroundings {
             worker_id: worker_id.into(),
-            utils: WorkerUtils::with_statements(pool, statements.clone(), self.use_local_time)
+            utils: WorkerUtils::with_statements(pool, statements.clone())
+                .with_use_local_time(self.use_local_time)
+                .with_recovery(self.recovery.clone())
                 .with_hooks(hooks.clone()),
             extensions: self.extensions,
             statements,

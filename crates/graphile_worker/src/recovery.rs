@@ -10,8 +10,9 @@ use crate::db::{self, Statements};
 use crate::error::Doing;
 use crate::exchange::jitter;
 use crate::hooks::{
-    FailureReason, HookRegistry, JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecoveryContext,
-    JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, guarded,
+    FailureReason, HookRegistry, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext, JobQuarantined,
+    JobRecoveryContext, JobRecoveryResult, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext,
+    WorkerRegistered, guarded,
 };
 use crate::job::Job;
 use crate::migrate::LAST_ADDITION;
@@ -36,8 +37,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const HOOK_TIMEOUT: Duration = Duration::from_secs(10);
 const SWEEP_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
+/// A heartbeat that is lost when the server crashes was worth nothing anyway; and whatever is written after a registration
+/// takes that to the disk, too.
+const HEARTBEAT_CONNECTION: [(&str, &str); 1] = [("synchronous_commit", "off")];
+
 /// A sweep reads whole tables: what the worker's own connections are told of plans is wrong for it.
-const SWEEP_CONNECTION: [(&str, &str); 7] = [
+const SWEEP_CONNECTION: [(&str, &str); 8] = [
+    ("synchronous_commit", "on"),
     ("plan_cache_mode", "auto"),
     ("enable_seqscan", "on"),
     ("enable_bitmapscan", "on"),
@@ -174,6 +180,11 @@ impl WorkerRecoveryConfig {
             );
         }
         Ok(())
+    }
+
+    /// How long ago the last sweep of anybody must be. Turns come a little earlier and later.
+    fn time_between_sweeps(&self) -> Duration {
+        self.sweep_interval.mul_f64(0.8)
     }
 
     /// How old its own heartbeat may be for a worker to claim jobs, in seconds.
@@ -377,6 +388,14 @@ impl Sweep<'_> {
                     "job quarantined: its workers keep dying with it"
                 );
                 guarded("JobQuarantined", self.hooks.emit(JobQuarantined, context)).await;
+                if job.attempts >= job.max_attempts {
+                    let event = || JobEventContext {
+                        worker_id: self.worker_id.clone(),
+                        job: job.clone(),
+                        error: Some("its workers keep dying with it".to_owned()),
+                    };
+                    guarded("JobFailed", self.hooks.emit(JobFailed, event)).await;
+                }
             } else {
                 warn!(
                     label = "recovery",
@@ -416,7 +435,10 @@ impl Heartbeat {
         tasks: Vec<String>,
     ) -> Result<Heartbeat, Error> {
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
-        let options = settings.connect_options.clone().application_name(&name);
+        let mut options = settings.connect_options.clone().application_name(&name);
+        if settings.prepared_statements {
+            options = options.options(HEARTBEAT_CONNECTION);
+        }
         let registering = async {
             let mut connection = PgConnection::connect_with(&options).await?;
             sqlx::query(surroundings.statements.recovery_register.sql())
@@ -443,13 +465,18 @@ impl Heartbeat {
         let (declared_dead, stop) = (CancellationToken::new(), CancellationToken::new());
         let beating = Beating {
             connection: Some(connection),
+            persistent: settings.prepared_statements,
             options: options.clone(),
             sweep_options,
             surroundings: surroundings.clone(),
             config: settings.recovery.clone(),
             declared_dead: declared_dead.clone(),
             stop: stop.clone(),
-            health: Arc::new(Mutex::new(Health { since: Some(Instant::now()), last_beat: Instant::now() })),
+            health: Arc::new(Mutex::new(Health {
+                since: Some(Instant::now()),
+                last_beat: Instant::now(),
+                sweep_is_due: true,
+            })),
         };
         Ok(Heartbeat { declared_dead, stop, task: tokio::spawn(beating.beat_until_stopped()), options, surroundings })
     }
@@ -484,6 +511,8 @@ struct Health {
     /// Since when no heartbeat was missed.
     since: Option<Instant>,
     last_beat: Instant,
+    /// Whether nobody had swept for long, when it was last asked.
+    sweep_is_due: bool,
 }
 
 impl Health {
@@ -503,6 +532,7 @@ impl Health {
 
 struct Beating {
     connection: Option<PgConnection>,
+    persistent: bool,
     options: PgConnectOptions,
     sweep_options: PgConnectOptions,
     health: Arc<Mutex<Health>>,
@@ -538,13 +568,14 @@ impl Beating {
             let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
             health().beat(beaten.is_ok(), self.config.heartbeat_interval);
             match beaten {
-                Ok(true) => {
+                Ok(Some(sweep_is_due)) => {
+                    health().sweep_is_due = sweep_is_due;
                     if std::mem::take(&mut missed) {
                         info!(label = "recovery", worker_id = &*worker_id, "heartbeats arrive again");
                     }
                     wait = self.config.heartbeat_interval;
                 }
-                Ok(false) => {
+                Ok(None) => {
                     warn!(
                         label = "recovery",
                         worker_id = &*worker_id,
@@ -578,15 +609,16 @@ impl Beating {
         self.connection.as_mut().ok_or(Error::NoAnswer { after: ANSWER_TIMEOUT })
     }
 
-    /// Says that the worker lives; false where it was declared dead.
-    async fn beat(&mut self) -> Result<bool, Error> {
+    /// Says that the worker lives, and hears whether a sweep is due; nothing where it was declared dead.
+    async fn beat(&mut self) -> Result<Option<bool>, Error> {
         let surroundings = self.surroundings.clone();
-        let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(false);
+        let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(self.persistent);
         let patience = ANSWER_TIMEOUT.min(self.config.sweep_threshold / 4);
-        let beating = query.bind(&*surroundings.worker_id).execute(self.connected().await?);
-        let beaten = tokio::time::timeout(patience, beating).await;
+        let query = query.bind(&*surroundings.worker_id).bind(self.config.time_between_sweeps().as_secs_f64());
+        let beaten = tokio::time::timeout(patience, query.fetch_optional(self.connected().await?)).await;
         let beaten = beaten.map_err(|_| Error::NoAnswer { after: patience })?;
-        Ok(beaten.doing(|| "send a heartbeat".to_owned())?.rows_affected() > 0)
+        let sweep_is_due = |row: Option<sqlx::postgres::PgRow>| row.map(|row| row.try_get("sweep_is_due")).transpose();
+        beaten.and_then(sweep_is_due).doing(|| "send a heartbeat".to_owned())
     }
 }
 
@@ -606,7 +638,11 @@ impl Sweeping {
         loop {
             tokio::time::sleep(wait).await;
             let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
-            if !health().may_sweep(self.config.heartbeat_interval) {
+            // Of many workers, only those connect for a sweep that have heard that it is due. Where heartbeats are rare,
+            // they hear of it too late.
+            let hears_in_time = self.config.heartbeat_interval <= self.config.sweep_interval;
+            let somebody_was_faster = hears_in_time && !health().sweep_is_due;
+            if !health().may_sweep(self.config.heartbeat_interval) || somebody_was_faster {
                 continue;
             }
             let swept = tokio::time::timeout(SWEEP_TIMEOUT, self.sweep()).await;
@@ -633,7 +669,7 @@ impl Sweeping {
         let turn = sqlx::query(surroundings.statements.recovery_swept.sql())
             .persistent(false)
             .bind(&*surroundings.worker_id)
-            .bind(self.config.sweep_interval.as_secs_f64() * 0.8)
+            .bind(self.config.time_between_sweeps().as_secs_f64())
             .execute(&mut connection)
             .await
             .doing(doing)?;
@@ -659,16 +695,16 @@ mod tests {
     async fn who_was_away_judges_nobody_until_its_own_heart_has_beaten_for_a_while() {
         let interval = Duration::from_secs(30);
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).expect("a running clock");
-        let mut health = Health { since: Some(ago(600)), last_beat: ago(20) };
+        let mut health = Health { since: Some(ago(600)), last_beat: ago(20), sweep_is_due: true };
         assert!(health.may_sweep(interval));
         health.last_beat = ago(300);
         assert!(!health.may_sweep(interval), "it has just woken up");
         health.beat(true, interval);
         assert!(!health.may_sweep(interval), "the others may not have beaten yet");
-        let mut health = Health { since: Some(ago(600)), last_beat: ago(30) };
+        let mut health = Health { since: Some(ago(600)), last_beat: ago(30), sweep_is_due: true };
         health.beat(false, interval);
         assert!(!health.may_sweep(interval), "the database is away");
-        health = Health { since: Some(ago(600)), last_beat: ago(30) };
+        health = Health { since: Some(ago(600)), last_beat: ago(30), sweep_is_due: true };
         health.beat(true, interval);
         assert!(health.may_sweep(interval));
     }

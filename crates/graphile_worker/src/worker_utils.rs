@@ -65,12 +65,26 @@ pub struct WorkerUtils<S = PgPool> {
     shared: Arc<Shared>,
 }
 
+#[derive(Clone)]
 struct Shared {
     /// A name that cannot be a schema's is reported by the first call, so that making utilities cannot fail.
     statements: Result<Arc<Statements>, (String, &'static str)>,
     use_local_time: bool,
     hooks: Arc<HookRegistry>,
     adding: Arc<Adding>,
+    recovery: WorkerRecoveryConfig,
+}
+
+impl Shared {
+    fn new(statements: Result<Arc<Statements>, (String, &'static str)>) -> Shared {
+        Shared {
+            statements,
+            use_local_time: false,
+            hooks: Arc::default(),
+            adding: Arc::default(),
+            recovery: WorkerRecoveryConfig::default(),
+        }
+    }
 }
 
 /// Where statements are run: the application's pool, or [`Within`] a transaction of its own.
@@ -219,36 +233,27 @@ impl WorkerUtils {
             Err(Error::InvalidSchemaName { name, problem }) => Err((name, problem)),
             Err(_) => Err((name, "is not legal")),
         };
-        WorkerUtils {
-            source: pool,
-            shared: Arc::new(Shared {
-                statements,
-                use_local_time: false,
-                hooks: Arc::default(),
-                adding: Arc::default(),
-            }),
-        }
+        WorkerUtils { source: pool, shared: Arc::new(Shared::new(statements)) }
     }
 
-    pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>, use_local_time: bool) -> WorkerUtils {
-        let shared =
-            Shared { statements: Ok(statements), use_local_time, hooks: Arc::default(), adding: Arc::default() };
-        WorkerUtils { source: pool, shared: Arc::new(shared) }
+    pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>) -> WorkerUtils {
+        WorkerUtils { source: pool, shared: Arc::new(Shared::new(Ok(statements))) }
     }
 
     /// Whether a job without a time gets this machine's (default: no, the database's).
     pub fn with_use_local_time(self, use_local_time: bool) -> WorkerUtils {
-        let Shared { statements, hooks, adding, .. } = &*self.shared;
-        let shared =
-            Shared { statements: statements.clone(), use_local_time, hooks: hooks.clone(), adding: adding.clone() };
+        let shared = Shared { use_local_time, ..Shared::clone(&self.shared) };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
     /// Lets these hooks decide on jobs that are added (default: none).
     pub fn with_hooks(self, hooks: Arc<HookRegistry>) -> WorkerUtils {
-        let Shared { statements, use_local_time, adding, .. } = &*self.shared;
-        let (statements, adding) = (statements.clone(), adding.clone());
-        let shared = Shared { statements, use_local_time: *use_local_time, hooks, adding };
+        let shared = Shared { hooks, ..Shared::clone(&self.shared) };
+        WorkerUtils { shared: Arc::new(shared), ..self }
+    }
+
+    pub(crate) fn with_recovery(self, recovery: WorkerRecoveryConfig) -> WorkerUtils {
+        let shared = Shared { recovery, ..Shared::clone(&self.shared) };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
@@ -303,12 +308,13 @@ impl WorkerUtils {
         recovery::active_workers(&mut connection, self.statements()?, stale_after).await
     }
 
-    /// Frees what dead workers hold, by the defaults of [`WorkerRecoveryConfig`]; does nothing while somebody else sweeps.
+    /// Frees what dead workers hold, by the defaults of [`WorkerRecoveryConfig`], or the worker's, where it has made these
+    /// utilities; does nothing while somebody else sweeps.
     pub async fn sweep_stale_workers(
         &self,
         options: SweepStaleWorkersOptions,
     ) -> Result<SweepStaleWorkersResult, Error> {
-        self.sweep_stale_workers_with_config(&WorkerRecoveryConfig::default(), options).await
+        self.sweep_stale_workers_with_config(&self.shared.recovery, options).await
     }
 
     /// The same by another configuration.

@@ -1,2 +1,7 @@
--- Worker $1 still lives. No row is changed where it was declared dead.
-update :"schema"._rs_workers set last_heartbeat_at = now() where worker_id = $1;
+-- Worker $1 still lives; whether nobody has swept for $2 seconds. No row where it was declared dead.
+update :"schema"._rs_workers
+set last_heartbeat_at = now()
+where worker_id = $1
+returning not exists (
+  select from :"schema"._rs_workers where swept_at > now() - make_interval(secs => $2::float8)
+) as sweep_is_due;

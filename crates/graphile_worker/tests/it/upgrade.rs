@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-#[path = "../next_release/worker.rs"]
+#[path = "next_release/worker.rs"]
 mod worker;
 
 /// The old release, where it is asked for.
