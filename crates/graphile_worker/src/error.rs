@@ -84,6 +84,15 @@ pub enum Error {
         workers: String,
     },
 
+    /// The folder of tasks cannot be used.
+    #[error("the tasks folder {} {problem}", path.display())]
+    TasksDir {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// A setting cannot be what it was set to.
     #[error("{setting} {problem}")]
     InvalidOption {

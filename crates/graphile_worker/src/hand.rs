@@ -8,7 +8,7 @@ use crate::exchange::{Ended, Lane, Pace, Report, WORTH_A_LANE};
 use crate::execute::Outcome;
 use crate::job::Job;
 use crate::settle::{self, Settlement};
-use crate::task::Task;
+use crate::task::{Task, Tasks};
 use chrono::{DateTime, Utc};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -30,7 +30,7 @@ pub(crate) struct Hand {
 }
 
 struct State {
-    tasks: Arc<HashMap<Arc<str>, Task>>,
+    tasks: Arc<Tasks>,
     concurrency: usize,
     pace: Pace,
     /// What could start now, if there is a slot.
@@ -104,13 +104,14 @@ impl Ord for Waiting {
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) job: Arc<Job>,
+    pub(crate) task: Arc<Task>,
     pub(crate) cancellation: CancellationToken,
     reply: u64,
     started: Instant,
 }
 
 impl Hand {
-    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize) -> Hand {
+    pub(crate) fn new(tasks: Arc<Tasks>, concurrency: usize) -> Hand {
         Hand {
             state: Mutex::new(State {
                 tasks,
@@ -152,7 +153,12 @@ impl Hand {
                 if state.closed {
                     return None;
                 }
-                if let Some(running) = state.start() {
+                let started = state.start();
+                if started.is_none() && !state.report.is_empty() {
+                    // Jobs may have gone back because their task was removed.
+                    self.exchange_due.notify_one();
+                }
+                if let Some(running) = started {
                     if !state.ready.is_empty() {
                         self.job_ready.notify_one();
                     }
@@ -414,7 +420,13 @@ impl State {
         loop {
             let Reverse(waiting) = self.ready.pop()?;
             let identifier = waiting.job.task_identifier.clone();
-            let limit = self.tasks.get(&identifier).and_then(|task| task.options.max_concurrent);
+            let Some(task) = self.tasks.get(&identifier).cloned() else {
+                // It was claimed just before its task was removed.
+                self.ready.push(Reverse(waiting));
+                self.give_back_removed();
+                continue;
+            };
+            let limit = task.options.max_concurrent;
             let count = self.running_of_task.entry(identifier.clone()).or_default();
             if limit.is_some_and(|limit| *count >= limit) {
                 self.over_limit.entry(identifier).or_default().push_back(waiting);
@@ -423,6 +435,7 @@ impl State {
             *count += 1;
             let running = Running {
                 job: waiting.job,
+                task,
                 cancellation: CancellationToken::new(),
                 reply: waiting.reply,
                 started: Instant::now(),
@@ -435,8 +448,7 @@ impl State {
     fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
         self.pace.job(running.started.elapsed());
         let result = outcome.error().map_or(Ok(()), |error| Err(error.to_owned()));
-        let options = self.tasks.get(&running.job.task_identifier).map(|task| &task.options);
-        let settlement = settle::settlement(&running.job, outcome, options.unwrap_or(&Default::default()));
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
         self.end(running, settlement.clone(), Some(result));
         settlement
     }
@@ -473,6 +485,12 @@ impl State {
         }
     }
 
+    /// Gives back the jobs that have not begun and whose task is no longer there.
+    fn give_back_removed(&mut self) {
+        let tasks = self.tasks.clone();
+        self.give_back_waiting(|waiting| !tasks.contains_key(&waiting.job.task_identifier));
+    }
+
     /// Gives back the jobs that have not begun and that `unwanted` names; of a queue all or none, to keep their order.
     fn give_back_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
         let mut back: Vec<Waiting> = Vec::new();
@@ -504,9 +522,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TaskOptions;
 
     fn hand() -> Hand {
-        Hand::new(Arc::default(), 4 * WORTH_A_LANE)
+        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
+        Hand::new(Arc::new(Tasks::from([("t".into(), Arc::new(task))])), 4 * WORTH_A_LANE)
     }
 
     fn receive(hand: &Hand, lane: Lane, ids: std::ops::Range<i64>, queue: Option<i32>) {

@@ -52,6 +52,7 @@ mod second_lane;
 mod settle;
 mod shutdown;
 mod task;
+mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
 mod upgrade;

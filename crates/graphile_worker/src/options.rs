@@ -12,7 +12,8 @@ use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::migrate::migrate_within;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
-use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
+use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
+use crate::tasks_dir::{Leftovers, TasksDir};
 use crate::upgrade;
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
@@ -24,6 +25,7 @@ use sqlx::{Connection, PgPool};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +52,7 @@ pub struct WorkerOptions {
     poll_interval: Duration,
     max_pg_conn: u32,
     tasks: Vec<Task>,
+    tasks_dir: Option<PathBuf>,
     task_options: HashMap<String, TaskOptions>,
     extensions: Extensions,
     hooks: HookRegistry,
@@ -145,6 +148,7 @@ impl Default for WorkerOptions {
             poll_interval: Duration::from_secs(2),
             max_pg_conn: 20,
             tasks: Vec::new(),
+            tasks_dir: None,
             task_options: HashMap::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
@@ -231,6 +235,30 @@ impl WorkerOptions {
         R: IntoTaskHandlerResult,
     {
         self.tasks.push(Task::function(identifier, TaskOptions::default(), function));
+        self
+    }
+
+    /// Runs jobs of the tasks in this folder, beside those that are defined in code. Each executable file is a task:
+    /// `a/b/send.sh` is the task `a/b/send`. Files that are no tasks are named in a warning.
+    ///
+    /// The program gets `{"payload": …}` on standard input, and in its environment
+    /// `GRAPHILE_WORKER_PAYLOAD_FORMAT` (`json`), `GRAPHILE_WORKER_TASK_IDENTIFIER`, `GRAPHILE_WORKER_JOB_ID`,
+    /// `GRAPHILE_WORKER_JOB_KEY` (where it has one), `GRAPHILE_WORKER_JOB_ATTEMPTS`, `GRAPHILE_WORKER_JOB_MAX_ATTEMPTS`,
+    /// `GRAPHILE_WORKER_JOB_PRIORITY` and `GRAPHILE_WORKER_JOB_RUN_AT`. What it writes goes into the log, line by line;
+    /// exit code 0 means that the job is done, anything else that it has failed, with the last lines of standard error in
+    /// `last_error`.
+    ///
+    /// When its timeout has passed (default: 4 hours), or the worker has to leave and its grace period is over, the
+    /// program and all that it has started get SIGTERM, and SIGKILL 3 seconds later.
+    ///
+    /// ```no_run
+    /// # use graphile_worker::WorkerOptions;
+    /// # async fn example() -> Result<(), graphile_worker::Error> {
+    /// let worker = WorkerOptions::default().tasks_dir("tasks").init().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn tasks_dir(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.tasks_dir = Some(path.into());
         self
     }
 
@@ -409,7 +437,8 @@ impl WorkerOptions {
         if self.poll_interval.is_zero() {
             return Err(invalid("poll_interval", "is zero, expected more"));
         }
-        let tasks = tasks_by_name(self.tasks, self.task_options)?;
+        let leftovers = Leftovers::default();
+        let tasks = tasks(self.tasks, self.tasks_dir, self.task_options, &leftovers).await?;
         let crontabs = cron_items::checked(self.crontabs)?;
         let cron_clock = match self.cron_clock {
             Some(clock) => Clock::Test(clock),
@@ -461,6 +490,7 @@ impl WorkerOptions {
             }),
             tasks: Arc::new(tasks),
             surroundings: Arc::new(surroundings),
+            leftovers,
             shutdown: Shutdown::default(),
             connection: Mutex::new(connection),
         })
@@ -471,33 +501,48 @@ fn invalid(setting: &'static str, problem: &str) -> Error {
     Error::InvalidOption { setting, problem: problem.to_owned() }
 }
 
-fn tasks_by_name(
-    tasks: Vec<Task>,
-    mut options: HashMap<String, TaskOptions>,
-) -> Result<HashMap<Arc<str>, Task>, Error> {
-    let mut by_name = HashMap::new();
+/// The tasks that are defined in code, and those of the folder.
+async fn tasks(
+    in_code: Vec<Task>,
+    folder: Option<PathBuf>,
+    options: HashMap<String, TaskOptions>,
+    leftovers: &Leftovers,
+) -> Result<Tasks, Error> {
+    let in_code = tasks_by_name(in_code, &options)?;
+    let tasks = match folder {
+        None => in_code,
+        Some(folder) => {
+            let folder = TasksDir::new(&folder, in_code, options.clone(), leftovers.clone())?;
+            folder.load(folder.scan()?, None).tasks
+        }
+    };
+    match options.into_keys().find(|identifier| !tasks.contains_key(&**identifier)) {
+        Some(unknown) => Err(Error::InvalidOption {
+            setting: "task_options",
+            problem: format!("names {unknown:?}, which is not defined"),
+        }),
+        None => Ok(tasks),
+    }
+}
+
+fn tasks_by_name(tasks: Vec<Task>, options: &HashMap<String, TaskOptions>) -> Result<Tasks, Error> {
+    let mut by_name = Tasks::new();
     for mut task in tasks {
-        if let Some(options) = options.remove(&*task.identifier) {
-            task.options = options;
+        if let Some(options) = options.get(&*task.identifier) {
+            task.options = options.clone();
         }
         if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
             let problem = format!("{:?} has no legal name, expected 1 to 128 characters", task.identifier);
             return Err(Error::InvalidOption { setting: "the task", problem });
         }
-        if let Some(twice) = by_name.insert(task.identifier.clone(), task) {
+        if let Some(twice) = by_name.insert(task.identifier.clone(), Arc::new(task)) {
             return Err(Error::InvalidOption {
                 setting: "the task",
                 problem: format!("{:?} is defined twice, expected once", twice.identifier),
             });
         }
     }
-    match options.into_keys().next() {
-        Some(unknown) => Err(Error::InvalidOption {
-            setting: "task_options",
-            problem: format!("names {unknown:?}, which is not defined"),
-        }),
-        None => Ok(by_name),
-    }
+    Ok(by_name)
 }
 
 /// The pool, which connects when it is first used.

@@ -19,7 +19,8 @@ use crate::recovery::Heartbeat;
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
-use crate::task::Task;
+use crate::task::{Task, Tasks};
+use crate::tasks_dir::Leftovers;
 use crate::worker_utils::WorkerUtils;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
@@ -62,7 +63,8 @@ const HAND_INTERVAL: Duration = Duration::from_millis(500);
 /// Runs jobs. Made by [`WorkerOptions::init`](crate::WorkerOptions::init).
 pub struct Worker {
     pub(crate) settings: Arc<Settings>,
-    pub(crate) tasks: Arc<HashMap<Arc<str>, Task>>,
+    pub(crate) tasks: Arc<Tasks>,
+    pub(crate) leftovers: Leftovers,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
     /// Made while the schema was looked at, for the first run.
@@ -171,6 +173,7 @@ impl Worker {
         Worker {
             settings: self.settings.clone(),
             tasks: self.tasks.clone(),
+            leftovers: self.leftovers.clone(),
             surroundings: Arc::new(self.surroundings.of(worker_id.into())),
             shutdown: self.shutdown.clone(),
             connection: Mutex::default(),
@@ -208,7 +211,7 @@ impl Worker {
         hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
-            runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
+            runners.spawn(run_jobs(hand.clone(), self.surroundings.clone()));
         }
         let second_lane = SecondLane {
             exchange: exchange.second_lane(),
@@ -249,9 +252,8 @@ impl Worker {
 }
 
 /// A runner: one slot.
-async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surroundings: Arc<Surroundings>) {
+async fn run_jobs(hand: Arc<Hand>, surroundings: Arc<Surroundings>) {
     while let Some(running) = hand.next().await {
-        let Some(task) = tasks.get(&running.job.task_identifier) else { continue };
         let started = Instant::now();
         let span = info_span!(
             "job",
@@ -260,7 +262,7 @@ async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surround
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let outcome = AssertUnwindSafe(run_job(task, &running, &surroundings))
+        let outcome = AssertUnwindSafe(run_job(&running.task, &running, &surroundings))
             .catch_unwind()
             .instrument(span.clone())
             .await
@@ -514,6 +516,7 @@ impl Shift<'_> {
             }
         };
         self.exchange.close().await;
+        self.worker.leftovers.gone(&self.worker.shutdown.insisted).await;
         let error = ended.as_ref().err().map(Error::to_string_with_sources);
         hooks.emit(WorkerStop, || surroundings.event(error)).await;
         debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");
