@@ -118,6 +118,24 @@ pub enum Error {
         source: graphile_worker_crontab::CrontabParseError,
     },
 
+    /// A file of crontab items cannot be read.
+    #[error("the crontab {} {problem}", path.display())]
+    CrontabFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// A file of crontab items has mistakes in it.
+    #[error("the crontab {} cannot be used:\n{source}", path.display())]
+    InvalidCrontabFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// All of them.
+        source: graphile_worker_crontab::CrontabParseError,
+    },
+
     /// An item of a crontab was described in code with something that a crontab cannot say.
     #[error(transparent)]
     InvalidCronItem {

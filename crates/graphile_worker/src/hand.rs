@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 /// A job that has waited this long in hand is given back: somebody else may have a slot for it.
@@ -31,6 +31,7 @@ pub(crate) struct Hand {
 
 struct State {
     tasks: Arc<Tasks>,
+    new_tasks: watch::Receiver<Arc<Tasks>>,
     concurrency: usize,
     pace: Pace,
     /// What could start now, if there is a slot.
@@ -111,10 +112,12 @@ pub(crate) struct Running {
 }
 
 impl Hand {
-    pub(crate) fn new(tasks: Arc<Tasks>, concurrency: usize) -> Hand {
+    pub(crate) fn new(mut new_tasks: watch::Receiver<Arc<Tasks>>, concurrency: usize) -> Hand {
+        let tasks = new_tasks.borrow_and_update().clone();
         Hand {
             state: Mutex::new(State {
                 tasks,
+                new_tasks,
                 concurrency,
                 pace: Pace::default(),
                 ready: BinaryHeap::new(),
@@ -153,9 +156,10 @@ impl Hand {
                 if state.closed {
                     return None;
                 }
+                let ended = state.report.ended.len();
                 let started = state.start();
-                if started.is_none() && !state.report.is_empty() {
-                    // Jobs may have gone back because their task was removed.
+                if state.report.ended.len() > ended {
+                    // Jobs go back because their task was removed.
                     self.exchange_due.notify_one();
                 }
                 if let Some(running) = started {
@@ -251,7 +255,8 @@ impl Hand {
 
     /// How many more jobs each limited task may have in hand.
     pub(crate) fn limits(&self) -> HashMap<Arc<str>, usize> {
-        let state = self.state();
+        let mut state = self.state();
+        state.take_new_tasks();
         let limited = state.tasks.values().filter_map(|task| Some((task, task.options.max_concurrent?)));
         let in_hand = |task: &Task| {
             let waiting = state.waiting().filter(|waiting| waiting.job.task_identifier == task.identifier).count();
@@ -416,7 +421,16 @@ impl State {
         }
     }
 
+    /// The worker may have been given other tasks: jobs that have not begun and whose task is gone go back.
+    fn take_new_tasks(&mut self) {
+        if self.new_tasks.has_changed().unwrap_or(false) {
+            self.tasks = self.new_tasks.borrow_and_update().clone();
+            self.give_back_removed();
+        }
+    }
+
     fn start(&mut self) -> Option<Running> {
+        self.take_new_tasks();
         loop {
             let Reverse(waiting) = self.ready.pop()?;
             let identifier = waiting.job.task_identifier.clone();
@@ -526,7 +540,10 @@ mod tests {
 
     fn hand() -> Hand {
         let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
-        Hand::new(Arc::new(Tasks::from([("t".into(), Arc::new(task))])), 4 * WORTH_A_LANE)
+        Hand::new(
+            watch::Sender::new(Arc::new(Tasks::from([("t".into(), Arc::new(task))]))).subscribe(),
+            4 * WORTH_A_LANE,
+        )
     }
 
     fn receive(hand: &Hand, lane: Lane, ids: std::ops::Range<i64>, queue: Option<i32>) {
@@ -590,6 +607,28 @@ mod tests {
         assert!(hand.begin(Lane::First, false).is_none(), "nothing to report, nothing to look for");
         hand.not_written(Lane::Second, Report::default());
         assert!(hand.begin(Lane::First, false).is_some_and(|(_, wanted)| wanted > 0));
+    }
+
+    #[test]
+    fn jobs_whose_task_is_removed_go_back_unless_they_have_begun() {
+        let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
+        let tasks =
+            |names: &[&str]| Arc::new(names.iter().map(|name| ((*name).into(), Arc::new(task(name)))).collect());
+        let now = watch::Sender::new(tasks(&["t", "u"]));
+        let hand = Hand::new(now.subscribe(), 3);
+        let of_u = |id| Job { task_identifier: "u".into(), ..Job::example(id) };
+        hand.receive(Lane::First, vec![Job::example(1), Job::example(2), of_u(3)]);
+        let begun = { hand.state().start() }.expect("a job");
+        now.send_replace(tasks(&["u"]));
+        let next = { hand.state().start() }.expect("a job");
+        assert_eq!((begun.job.id, next.job.id), (1, 3));
+        hand.receive(Lane::First, vec![Job::example(4)]);
+        assert!({ hand.state().start() }.is_none(), "it was claimed too early to know");
+        hand.finished(&begun, Outcome::Done);
+        let (report, _) = hand.begin(Lane::First, false).expect("a report");
+        let settled: Vec<_> = report.ended.iter().map(|ended| (ended.job.id, ended.settlement.clone())).collect();
+        let back = |id| (id, settle::hand_back(&Job::example(id)));
+        assert_eq!(settled, [back(2), back(4), (1, Settlement::Complete)]);
     }
 
     #[test]

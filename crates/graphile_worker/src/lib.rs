@@ -56,6 +56,7 @@ mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
 mod upgrade;
+mod watch;
 mod worker;
 mod worker_utils;
 

@@ -15,6 +15,7 @@ use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
 use crate::tasks_dir::{Leftovers, TasksDir};
 use crate::upgrade;
+use crate::watch::{CrontabFile, Watched, WatchedCrontab};
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
 use futures_util::FutureExt;
@@ -29,7 +30,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 /// Describes a worker.
 ///
@@ -57,6 +58,8 @@ pub struct WorkerOptions {
     extensions: Extensions,
     hooks: HookRegistry,
     crontabs: Vec<Crontab>,
+    crontab_file: Option<CrontabFile>,
+    watch: bool,
     cron_clock: Option<TestClock>,
     recovery: WorkerRecoveryConfig,
     use_local_time: bool,
@@ -134,8 +137,9 @@ pub(crate) struct Settings {
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
-    pub(crate) crontabs: Vec<Arc<Crontab>>,
     pub(crate) cron_clock: Clock,
+    /// Whether there may be jobs that recur later, if there are none now.
+    pub(crate) crontab_may_change: bool,
     pub(crate) recovery: WorkerRecoveryConfig,
 }
 
@@ -153,6 +157,8 @@ impl Default for WorkerOptions {
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
             crontabs: Vec::new(),
+            crontab_file: None,
+            watch: false,
             cron_clock: None,
             recovery: WorkerRecoveryConfig::default(),
             use_local_time: false,
@@ -308,6 +314,27 @@ impl WorkerOptions {
         self
     }
 
+    /// Jobs that recur: the items of a crontab in this file, which has to be there.
+    pub fn crontab_file(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: false });
+        self
+    }
+
+    /// The same for a file that need not be there.
+    pub fn crontab_file_if_any(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: true });
+        self
+    }
+
+    /// Whether the [folder of tasks](WorkerOptions::tasks_dir) and the [crontab](WorkerOptions::crontab_file) are looked at
+    /// again and again while the worker [runs](Worker::run) (default: no). What has changed holds for the next job: those
+    /// that run are left alone, and those that wait for a task that was removed wait until it is back. A crontab with
+    /// mistakes in it changes nothing.
+    pub fn watch(mut self, watch: bool) -> WorkerOptions {
+        self.watch = watch;
+        self
+    }
+
     /// Goes by this clock for jobs that recur (default: the database's).
     pub fn cron_clock(mut self, clock: &TestClock) -> WorkerOptions {
         self.cron_clock = Some(clock.clone());
@@ -438,13 +465,32 @@ impl WorkerOptions {
             return Err(invalid("poll_interval", "is zero, expected more"));
         }
         let leftovers = Leftovers::default();
-        let tasks = tasks(self.tasks, self.tasks_dir, self.task_options, &leftovers).await?;
-        let crontabs = cron_items::checked(self.crontabs)?;
+        let in_code = tasks_by_name(self.tasks, &self.task_options)?;
+        let (tasks, folder) = match self.tasks_dir {
+            None => (in_code, None),
+            Some(path) => {
+                let folder = TasksDir::new(&path, in_code, self.task_options.clone(), leftovers.clone())?;
+                let loaded = folder.load(folder.scan()?, None);
+                (loaded.tasks.clone(), Some((folder, loaded)))
+            }
+        };
+        if !(self.watch && folder.is_some()) {
+            check_names(&self.task_options, &tasks)?;
+        }
+        let crontab_file = match self.crontab_file {
+            None => None,
+            Some(file) => Some(WatchedCrontab::read(file, self.crontabs.clone())?),
+        };
+        let crontabs = match &crontab_file {
+            None => cron_items::checked(self.crontabs)?,
+            Some(file) => file.items()?,
+        };
         let cron_clock = match self.cron_clock {
             Some(clock) => Clock::Test(clock),
             None if self.use_local_time => Clock::Local,
             None => Clock::Database,
         };
+        let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let schema = Schema::new(&self.schema)?;
         let pool = pool(self.database, self.max_pg_conn)?;
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
@@ -484,11 +530,13 @@ impl WorkerOptions {
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
                 keep_locks_fresh_after: self.keep_locks_fresh_after,
-                crontabs,
                 cron_clock,
+                crontab_may_change: self.watch && crontab_file.is_some(),
                 recovery: self.recovery,
             }),
-            tasks: Arc::new(tasks),
+            watched: self.watch.then(|| Arc::new(Mutex::new(Watched::new(folder, crontab_file, &tasks, &crontabs)))),
+            tasks,
+            crontabs,
             surroundings: Arc::new(surroundings),
             leftovers,
             shutdown: Shutdown::default(),
@@ -501,27 +549,14 @@ fn invalid(setting: &'static str, problem: &str) -> Error {
     Error::InvalidOption { setting, problem: problem.to_owned() }
 }
 
-/// The tasks that are defined in code, and those of the folder.
-async fn tasks(
-    in_code: Vec<Task>,
-    folder: Option<PathBuf>,
-    options: HashMap<String, TaskOptions>,
-    leftovers: &Leftovers,
-) -> Result<Tasks, Error> {
-    let in_code = tasks_by_name(in_code, &options)?;
-    let tasks = match folder {
-        None => in_code,
-        Some(folder) => {
-            let folder = TasksDir::new(&folder, in_code, options.clone(), leftovers.clone())?;
-            folder.load(folder.scan()?, None).tasks
-        }
-    };
-    match options.into_keys().find(|identifier| !tasks.contains_key(&**identifier)) {
+/// Refuses options of tasks that there are not.
+fn check_names(options: &HashMap<String, TaskOptions>, tasks: &Tasks) -> Result<(), Error> {
+    match options.keys().find(|identifier| !tasks.contains_key(&***identifier)) {
         Some(unknown) => Err(Error::InvalidOption {
             setting: "task_options",
             problem: format!("names {unknown:?}, which is not defined"),
         }),
-        None => Ok(tasks),
+        None => Ok(()),
     }
 }
 

@@ -109,7 +109,7 @@ struct Stamp {
 }
 
 /// What a folder holds.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Scan {
     pub(crate) tasks: BTreeMap<String, Found>,
     /// What is no task, and why.
@@ -125,6 +125,11 @@ struct Candidate {
 }
 
 impl Scan {
+    /// What a folder holds that cannot be read: nothing, until it can.
+    pub(crate) fn of_nothing(folder: &Path, why: &Error) -> Scan {
+        Scan { tasks: BTreeMap::new(), problems: BTreeMap::from([(folder.to_owned(), why.to_string())]) }
+    }
+
     /// Reads the folder and all below it.
     pub(crate) fn of(folder: &Path) -> Result<Scan, Error> {
         let tasks_dir = |problem: String| Error::TasksDir { path: folder.to_owned(), problem };
@@ -285,6 +290,10 @@ impl TasksDir {
         Ok(TasksDir { path: absolute, in_code, options, leftovers })
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Looks what there is.
     pub(crate) fn scan(&self) -> Result<Scan, Error> {
         Scan::of(&self.path)
@@ -341,7 +350,8 @@ impl TasksDir {
             return;
         }
         let shown = |(path, problem): (&PathBuf, &String)| {
-            format!("{} ({problem})", path.strip_prefix(&self.path).unwrap_or(path).display())
+            let name = path.strip_prefix(&self.path).ok().filter(|name| !name.as_os_str().is_empty());
+            format!("{} ({problem})", name.unwrap_or(path).display())
         };
         let files = problems.iter().map(shown).collect::<Vec<_>>().join("; ");
         warn!(label = "worker", folder = %self.path.display(), files, "files in the tasks folder that are no tasks");

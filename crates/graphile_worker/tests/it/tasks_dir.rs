@@ -1,6 +1,7 @@
 //! A folder of executables as tasks: what they are given, what becomes of what they do, and that nothing of them stays
-//! behind.
+//! behind. And a folder or a crontab that changes while the worker runs.
 
+use crate::cron::{Clocked, ticks, time};
 use crate::support::{Db, Log, Started, until};
 use graphile_worker::{TaskOptions, WorkerOptions};
 use serde_json::{Value, json};
@@ -431,4 +432,172 @@ async fn a_folder_that_cannot_be_used_is_an_error_with_a_sentence() {
     folder.script("file", "");
     let file = folder.tasks().join("file");
     assert_eq!(error(file.clone()).await, format!("the tasks folder {} is a file, expected a folder", file.display()));
+}
+
+/// Waits until something was logged so often.
+async fn logged(log: &Log, text: &str, times: usize) {
+    let is_logged = || log.text().lines().filter(|line| line.contains(text)).count() >= times;
+    until(text, async || is_logged().then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_task_that_is_added_while_the_worker_runs_gets_its_jobs() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    db.add_job("'mail/new'").await;
+    let started = Started::new(options(&db, &folder).watch(true)).await;
+    folder.script("mail/new.sh", "echo one >> \"$OUT/ran\"");
+    until("its job is done", async || (count(&db).await == 0).then_some(())).await;
+    db.add_job("'mail/new'").await;
+    until("the next one is done", async || (folder.text("ran") == "one\none\n").then_some(())).await;
+    let change = log.line("a task has changed").unwrap();
+    assert!(change.contains("task_identifier=\"mail/new\" change=\"added\""), "{change}");
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_that_changes_holds_for_the_next_job_and_leaves_the_running_one_alone() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script(
+        "t",
+        "echo $$ > \"$OUT/pids\"; while [ ! -e \"$OUT/go\" ]; do sleep 0.02; done; echo old >> \"$OUT/ran\"",
+    );
+    db.add_job("'t'").await;
+    let started = Started::new(options(&db, &folder).watch(true)).await;
+    until("it runs", async || processes(&folder, 1)).await;
+    folder.script("t", "echo new >> \"$OUT/ran\"");
+    logged(&log, "change=\"changed\"", 1).await;
+    db.add_job("'t'").await;
+    until("the new one has run", async || (folder.text("ran") == "new\n").then_some(())).await;
+    std::fs::write(folder.beside("go"), "").unwrap();
+    until("the old one has run", async || (folder.text("ran") == "new\nold\n").then_some(())).await;
+    until("both are done", async || (count(&db).await == 0).then_some(())).await;
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn jobs_of_a_task_that_was_removed_wait_until_it_is_back() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("t", "echo $$ > \"$OUT/pids\"; while [ ! -e \"$OUT/go\" ]; do sleep 0.02; done");
+    folder.script("other", "exit 0");
+    db.add_job("'t'").await;
+    let started = Started::new(options(&db, &folder).watch(true)).await;
+    until("it runs", async || processes(&folder, 1)).await;
+    std::fs::remove_file(folder.tasks().join("t")).unwrap();
+    logged(&log, "change=\"removed\"", 1).await;
+    let late = db.add_job("'t'").await["id"].clone();
+    db.add_job("'other'").await;
+    std::fs::write(folder.beside("go"), "").unwrap();
+    until("all others are done", async || (count(&db).await == 1).then_some(())).await;
+    let left = db.row("select id, attempts, locked_by, last_error from graphile_worker.jobs").await;
+    assert_eq!(left, json!({"id": late, "attempts": 0, "locked_by": null, "last_error": null}));
+    folder.script("t", "exit 0");
+    until("it is done", async || (count(&db).await == 0).then_some(())).await;
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_that_is_removed_under_load_loses_no_job() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("t", "exit 0");
+    db.run("select graphile_worker.add_job('t', queue_name := case when n % 3 = 0 then 'q' || n % 2 end) from generate_series(1, 300) n").await;
+    let started = Started::new(options(&db, &folder).watch(true)).await;
+    until("some are done", async || (count(&db).await.as_i64() < Some(290)).then_some(())).await;
+    // Jobs that begin before this is noticed fail.
+    let path = folder.tasks().join("t");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    logged(&log, "change=\"removed\"", 1).await;
+    let locked = "select count(*) from graphile_worker.jobs where locked_by is not null";
+    until("none is held", async || (db.value(locked).await == 0).then_some(())).await;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    until("all are done", async || {
+        db.run("update graphile_worker._private_jobs set run_at = now() where locked_by is null and run_at > now()")
+            .await;
+        (count(&db).await == 0).then_some(())
+    })
+    .await;
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_goes_away_takes_its_tasks_with_it_until_it_is_back() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("t", "exit 0");
+    let started = Started::new(options(&db, &folder).watch(true)).await;
+    std::fs::rename(folder.tasks(), folder.beside("elsewhere")).unwrap();
+    logged(&log, "change=\"removed\"", 1).await;
+    assert!(log.line("does not exist").is_some(), "{}", log.text());
+    db.add_job("'t'").await;
+    std::fs::rename(folder.beside("elsewhere"), folder.tasks()).unwrap();
+    until("it is done", async || (count(&db).await == 0).then_some(())).await;
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_crontab_that_changes_is_read_again() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    let crontab = folder.beside("crontab");
+    let write = |text: &str| std::fs::write(&crontab, text).unwrap();
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).crontab_file_if_any(&crontab).watch(true);
+    let mut clocked = Clocked::with(options, "07:30:00").await;
+    write("0 8 * * * a\n0 10 * * * b");
+    logged(&log, "the crontab has changed", 1).await;
+    clocked.looked(time("07:30:00")).await;
+    clocked.set("08:00:00").await;
+    clocked.set("09:30:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:00:00"]));
+
+    write("0 9,11 * * * a\n0 10 * * * b");
+    logged(&log, "the crontab has changed", 2).await;
+    clocked.looked(time("09:30:00")).await;
+    assert_eq!(ticks(&db).await, json!(["08:00:00"]), "at 9 the item was another");
+    clocked.set("10:00:00").await;
+    clocked.set("11:00:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:00:00", "10:00:00", "11:00:00"]));
+
+    write("61 * * * * a\n* * * * c");
+    logged(&log, "cannot be used: going on with what it was", 1).await;
+    assert!(log.text().contains("crontab line 1, column 1") && log.text().contains("crontab line 2"), "{}", log.text());
+    db.run("delete from graphile_worker._private_jobs").await;
+    clocked.clock.set("2026-03-11T09:00:00Z".parse().unwrap());
+    clocked.looked("2026-03-11T09:00:00Z".parse().unwrap()).await;
+    assert_eq!(ticks(&db).await, json!(["09:00:00"]), "it goes on as it was");
+
+    std::fs::remove_file(&crontab).unwrap();
+    logged(&log, "items=0", 1).await;
+    clocked.looked("2026-03-11T09:00:00Z".parse().unwrap()).await;
+    clocked.clock.set("2026-03-11T12:00:00Z".parse().unwrap());
+    clocked.looked("2026-03-11T12:00:00Z".parse().unwrap()).await;
+    assert_eq!(ticks(&db).await, json!(["09:00:00"]));
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
+async fn a_crontab_that_cannot_be_used_is_an_error_with_its_file_and_lines() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    let crontab = folder.beside("crontab");
+    let error = async || {
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).crontab_file(&crontab);
+        options.init().await.err().unwrap().to_string()
+    };
+    assert_eq!(error().await, format!("the crontab {} does not exist", crontab.display()));
+    std::fs::write(&crontab, "61 * * * * a\n* * * * b\n").unwrap();
+    let error = error().await;
+    assert!(
+        error.starts_with(&format!("the crontab {} cannot be used:\ncrontab line 1", crontab.display())),
+        "{error}"
+    );
+    assert!(error.contains("crontab line 2"), "{error}");
 }
