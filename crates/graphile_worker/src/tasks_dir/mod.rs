@@ -325,20 +325,21 @@ impl TasksDir {
     }
 
     fn task(&self, identifier: &str, found: &Found) -> Result<Arc<Task>, String> {
-        let task = match found.kind {
+        let mut task = match found.kind {
             #[cfg(unix)]
             Kind::Executable => {
                 if let Some(problem) = executable::interpreter_problem(&found.path) {
-                    warn!(label = "worker", task_identifier = identifier, path = %found.path.display(), problem, "the task will fail");
+                    let path = found.path.display();
+                    warn!(label = "worker", task_identifier = identifier, %path, problem, "the task will fail");
                 }
-                Some(executable::task(identifier, &found.path, &self.leftovers))
+                executable::task(identifier, &found.path, &self.leftovers)
             }
             #[cfg(not(unix))]
-            Kind::Executable => None,
-            Kind::Script(language) => script_task(language, &found.path),
+            Kind::Executable => return Err("cannot be run on this system".to_owned()),
+            Kind::Script(language) => script_task(identifier, language, &found.path)
+                .ok_or_else(|| format!("{language:?} needs a host, and there is none"))?,
             Kind::NoTask(reason) => return Err(reason.to_owned()),
         };
-        let mut task = task.ok_or_else(|| format!("{:?} needs a host, and there is none", found.kind))?;
         if let Some(options) = self.options.get(identifier) {
             task.options = options.clone();
         }
@@ -359,7 +360,7 @@ impl TasksDir {
 }
 
 /// A task whose handler is a script that a host runs.
-fn script_task(_language: Language, _path: &Path) -> Option<Task> {
+fn script_task(_identifier: &str, _language: Language, _path: &Path) -> Option<Task> {
     None
 }
 

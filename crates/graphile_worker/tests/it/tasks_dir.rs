@@ -215,6 +215,21 @@ async fn a_worker_whose_patience_is_over_leaves_no_process_behind_and_hands_the_
 }
 
 #[tokio::test]
+async fn a_worker_that_is_told_twice_kills_programs_at_once() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("stubborn", "trap '' TERM; echo $$ > \"$OUT/pids\"; while :; do sleep 1; done");
+    db.add_job("'stubborn'").await;
+    let started = Started::new(options(&db, &folder).shutdown_grace_period(Duration::from_secs(60))).await;
+    let pids = until("it runs", async || processes(&folder, 1)).await;
+    started.worker.request_shutdown();
+    let began = Instant::now();
+    started.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(pids.iter().all(|pid| !is_alive(pid)), "{pids:?}");
+}
+
+#[tokio::test]
 async fn a_worker_that_is_dropped_leaves_no_process_behind() {
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -364,8 +379,8 @@ async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_w
         "has a name of 129 characters",
         "odd name (has characters in its name",
         "both.sh (both is ",
-        "script.mjs (",
-        "both.js (",
+        "script.mjs (JavaScript needs a host",
+        "both.js (JavaScript needs a host",
     ] {
         assert!(warning.contains(part), "{part} is not in {warning}");
     }
@@ -420,6 +435,32 @@ async fn a_program_that_cannot_be_started_says_why() {
     db.run(again).await;
     run_once(&db, &folder).await;
     assert_eq!(last_error(&db).await, "exited with code 5", "without a first line it is the shell's");
+}
+
+#[tokio::test]
+async fn a_program_that_is_just_being_written_is_waited_for() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("t", "exit 0");
+    let path = folder.tasks().join("t");
+    let writing = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    if std::process::Command::new(&path).status().is_ok() {
+        // This system runs files that somebody has open.
+        return;
+    }
+    db.add_job("'t'").await;
+    run_once(&db, &folder).await;
+    let error = last_error(&db).await;
+    assert!(error.contains("tried for 2s: ") && error.contains("busy"), "{error}");
+
+    let again = "update graphile_worker._private_jobs set run_at = now()";
+    db.run(again).await;
+    let started = Started::new(options(&db, &folder)).await;
+    until("it is tried", async || (db.value("select attempts from graphile_worker.jobs").await == 2).then_some(()))
+        .await;
+    drop(writing);
+    until("it is done", async || (count(&db).await == 0).then_some(())).await;
+    started.stop().await;
 }
 
 #[tokio::test]
