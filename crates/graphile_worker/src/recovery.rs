@@ -16,12 +16,14 @@ use crate::hooks::{
 use crate::job::Job;
 use crate::migrate::LAST_ADDITION;
 use crate::options::Settings;
+use crate::task::Tasks;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -413,8 +415,9 @@ impl Heartbeat {
     pub(crate) async fn start(
         settings: &Settings,
         surroundings: Arc<Surroundings>,
-        tasks: Vec<String>,
+        mut tasks: watch::Receiver<Arc<Tasks>>,
     ) -> Result<Heartbeat, Error> {
+        let names = names(&tasks.borrow_and_update());
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
         let options = settings.connect_options.clone().application_name(&name);
         let registering = async {
@@ -425,7 +428,7 @@ impl Heartbeat {
                 .bind(env!("CARGO_PKG_VERSION"))
                 .bind(LAST_ADDITION)
                 .bind(settings.recovery.heartbeat_interval.as_secs_f64())
-                .bind(tasks)
+                .bind(names)
                 .execute(&mut connection)
                 .await?;
             Ok(connection)
@@ -443,6 +446,7 @@ impl Heartbeat {
         let (declared_dead, stop) = (CancellationToken::new(), CancellationToken::new());
         let beating = Beating {
             connection: Some(connection),
+            tasks,
             options: options.clone(),
             sweep_options,
             surroundings: surroundings.clone(),
@@ -501,8 +505,14 @@ impl Health {
     }
 }
 
+fn names(tasks: &Tasks) -> Vec<String> {
+    tasks.keys().map(|task| task.to_string()).collect()
+}
+
 struct Beating {
     connection: Option<PgConnection>,
+    /// May be replaced; the next heartbeat says so, which comes at once then.
+    tasks: watch::Receiver<Arc<Tasks>>,
     options: PgConnectOptions,
     sweep_options: PgConnectOptions,
     health: Arc<Mutex<Health>>,
@@ -533,7 +543,10 @@ impl Beating {
         let mut wait = self.config.heartbeat_interval;
         let mut missed = false;
         loop {
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                Ok(()) = async { self.tasks.clone().changed().await }, if !missed => {}
+            }
             let beaten = self.beat().await;
             let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
             health().beat(beaten.is_ok(), self.config.heartbeat_interval);
@@ -583,10 +596,14 @@ impl Beating {
         let surroundings = self.surroundings.clone();
         let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(false);
         let patience = ANSWER_TIMEOUT.min(self.config.sweep_threshold / 4);
-        let beating = query.bind(&*surroundings.worker_id).execute(self.connected().await?);
+        let mut tasks = self.tasks.clone();
+        let other_tasks = tasks.has_changed().unwrap_or(false).then(|| names(&tasks.borrow_and_update()));
+        let beating = query.bind(&*surroundings.worker_id).bind(other_tasks).execute(self.connected().await?);
         let beaten = tokio::time::timeout(patience, beating).await;
         let beaten = beaten.map_err(|_| Error::NoAnswer { after: patience })?;
-        Ok(beaten.doing(|| "send a heartbeat".to_owned())?.rows_affected() > 0)
+        let beaten = beaten.doing(|| "send a heartbeat".to_owned())?;
+        self.tasks = tasks;
+        Ok(beaten.rows_affected() > 0)
     }
 }
 

@@ -137,14 +137,7 @@ impl Worker {
     async fn one_life(&self, until: Until) -> Result<Life, Error> {
         let (settings, surroundings) = (&self.settings, &self.surroundings);
         let heartbeat = if settings.recovery.enabled {
-            Some(
-                Heartbeat::start(
-                    settings,
-                    surroundings.clone(),
-                    self.tasks.keys().map(|task| task.to_string()).collect(),
-                )
-                .await?,
-            )
+            Some(Heartbeat::start(settings, surroundings.clone(), self.tasks.subscribe()).await?)
         } else {
             None
         };

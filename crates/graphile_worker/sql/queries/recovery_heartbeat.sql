@@ -1,2 +1,2 @@
--- Worker $1 still lives. No row is changed where it was declared dead.
-update :"schema"._rs_workers set last_heartbeat_at = now() where worker_id = $1;
+-- Worker $1 still lives, and runs the tasks $2, if they are others than before. No row is changed where it was declared dead.
+update :"schema"._rs_workers set last_heartbeat_at = now(), tasks = coalesce($2::text[], tasks) where worker_id = $1;

@@ -487,11 +487,13 @@ async fn a_task_that_is_added_while_the_worker_runs_gets_its_jobs() {
     let db = Db::installed().await;
     let folder = Folder::new();
     db.add_job("'mail/new'").await;
-    let started = Started::new(options(&db, &folder).watch(true)).await;
+    let started = Started::new(options(&db, &folder).watch(true).heartbeat_interval(Duration::from_secs(60))).await;
     folder.script("mail/new.sh", "echo one >> \"$OUT/ran\"");
     until("its job is done", async || (count(&db).await == 0).then_some(())).await;
     db.add_job("'mail/new'").await;
     until("the next one is done", async || (folder.text("ran") == "one\none\n").then_some(())).await;
+    let known = "select tasks from graphile_worker._rs_workers";
+    until("it is known who runs it", async || (db.value(known).await == json!(["mail/new"])).then_some(())).await;
     let change = log.line("a task has changed").unwrap();
     assert!(change.contains("task_identifier=\"mail/new\" change=\"added\""), "{change}");
     started.stop().await;
