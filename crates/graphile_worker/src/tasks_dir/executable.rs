@@ -23,8 +23,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, Command};
 use tracing::warn;
 
-/// A run that takes longer has failed, unless the task's options say otherwise: as long as Node's worker gives it, and
-/// as long as a lock holds.
+/// A run that takes longer has failed, unless the task's options say otherwise: as long as Node's worker gives it.
 const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
 /// How long the output of a program that has exited may stay open: somebody it has started holds it.
