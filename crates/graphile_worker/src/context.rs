@@ -15,6 +15,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// The application's own values, one of each type.
@@ -74,12 +75,21 @@ impl Surroundings {
     }
 }
 
+/// What is known of a job while it runs.
+#[derive(Default)]
+struct Marks {
+    /// Whether its handler has completed it in a transaction of its own.
+    completed: AtomicBool,
+    /// Notified when it has to end now, and not only should.
+    must_end: Notify,
+}
+
 /// What a handler is given. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerContext {
     job: Arc<Job>,
     cancellation: CancellationToken,
-    completed: Arc<AtomicBool>,
+    marks: Arc<Marks>,
     surroundings: Arc<Surroundings>,
 }
 
@@ -89,7 +99,7 @@ impl WorkerContext {
         cancellation: CancellationToken,
         surroundings: Arc<Surroundings>,
     ) -> WorkerContext {
-        WorkerContext { job, cancellation, completed: Arc::new(AtomicBool::new(false)), surroundings }
+        WorkerContext { job, cancellation, marks: Arc::default(), surroundings }
     }
 
     /// The job that runs.
@@ -164,11 +174,23 @@ impl WorkerContext {
             return Err(Error::NotOurs { job_id: self.job.id });
         }
         transaction.commit().await.doing(doing)?;
-        self.completed.store(true, Ordering::Release);
+        self.marks.completed.store(true, Ordering::Release);
         Ok(())
     }
 
+    /// Its timeout has passed: it has to end now, and will be dropped if it does not.
+    pub(crate) fn tell_to_end(&self) {
+        self.cancellation.cancel();
+        self.marks.must_end.notify_one();
+    }
+
+    /// Returns when the job has to end now. That the worker is leaving is no reason: it lets jobs finish, and drops
+    /// those that have not when its patience is over.
+    pub(crate) async fn must_end(&self) {
+        self.marks.must_end.notified().await;
+    }
+
     pub(crate) fn completed_by_handler(&self) -> bool {
-        self.completed.load(Ordering::Acquire)
+        self.marks.completed.load(Ordering::Acquire)
     }
 }

@@ -108,6 +108,8 @@ pub(crate) enum Clock {
 /// The items of a worker, and how far each has come.
 struct Cron {
     items: Vec<Item>,
+    /// What they are to be; may be replaced.
+    crontabs: watch::Receiver<Vec<Arc<Crontab>>>,
     clock: Clock,
     options: PgConnectOptions,
     surroundings: Arc<Surroundings>,
@@ -122,12 +124,25 @@ struct Cron {
 
 struct Item {
     crontab: Arc<Crontab>,
+    /// Since when it is looked after; none: not yet.
+    since: Option<DateTime<Utc>>,
     /// All its ticks up to then are dealt with.
     done: DateTime<Utc>,
     /// Left alone until then.
     rests_until: Option<Instant>,
     /// What another worker says it is, once we have complained.
     disputed: Option<String>,
+}
+
+impl Item {
+    fn new(crontab: &Arc<Crontab>) -> Item {
+        let crontab = crontab.clone();
+        Item { crontab, since: None, done: DateTime::<Utc>::MAX_UTC, rests_until: None, disputed: None }
+    }
+
+    fn is_new(&self) -> bool {
+        self.since.is_none()
+    }
 }
 
 /// When we have looked at the clock.
@@ -155,13 +170,13 @@ pub(crate) struct RunningCron {
 
 impl RunningCron {
     /// Keeps the time beside the worker, until that is asked to stop.
-    pub(crate) fn start(settings: &Settings, surroundings: Arc<Surroundings>, shutdown: &Shutdown) -> RunningCron {
-        let item = |crontab: &Arc<Crontab>| Item {
-            crontab: crontab.clone(),
-            done: DateTime::<Utc>::MAX_UTC,
-            rests_until: None,
-            disputed: None,
-        };
+    pub(crate) fn start(
+        settings: &Settings,
+        mut crontabs: watch::Receiver<Vec<Arc<Crontab>>>,
+        surroundings: Arc<Surroundings>,
+        shutdown: &Shutdown,
+    ) -> RunningCron {
+        let items = crontabs.borrow_and_update().iter().map(Item::new).collect();
         let name = format!("graphile_worker {} cron", surroundings.worker_id);
         let mut options = settings.connect_options.clone().application_name(&name);
         if settings.prepared_statements {
@@ -169,7 +184,8 @@ impl RunningCron {
         }
         let stop = shutdown.asked.child_token();
         let cron = Cron {
-            items: settings.crontabs.iter().map(item).collect(),
+            items,
+            crontabs,
             clock: settings.cron_clock.clone(),
             options,
             surroundings,
@@ -288,24 +304,51 @@ impl Cron {
 
     /// Begins; or finds that it was away, or that the clock was put back.
     async fn notice(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
+        if self.crontabs.has_changed().unwrap_or(false) {
+            self.replace_items();
+        }
+        if self.items.iter().any(Item::is_new) {
+            self.begin_new_items(connection, now).await?;
+        }
         let Some(mut attention) = self.attention else {
-            self.make_known(connection, now).await?;
-            self.skip_what_is_too_old(now, now).await;
             self.attention = Some(Attention { since: now, last_look: now });
             return Ok(());
         };
         let passed = now - attention.last_look;
         if passed > LATEST {
             attention.since = attention.since.max(minus(now, LATEST));
-            self.skip_what_is_too_old(attention.since, now).await;
+            self.skip_what_is_too_old(attention.since, now, |_| true).await;
         } else if passed < -LATEST {
             warn!(label = "cron", before = %attention.last_look, %now, "the clock was put back: items are not due again before they were last");
             attention.since = attention.since.min(now);
             for item in &mut self.items {
                 item.done = item.done.min(now);
+                item.since = item.since.min(Some(now));
             }
         }
         self.attention = Some(Attention { last_look: now, ..attention });
+        Ok(())
+    }
+
+    /// Goes on with the items that are still there, and begins with those that are new or have changed.
+    fn replace_items(&mut self) {
+        let mut before: HashMap<String, Item> =
+            self.items.drain(..).map(|item| (item.crontab.identifier().to_owned(), item)).collect();
+        let item = |crontab: &Arc<Crontab>| match before.remove(crontab.identifier()) {
+            Some(item) if item.crontab == *crontab => item,
+            _ => Item::new(crontab),
+        };
+        self.items = self.crontabs.borrow_and_update().iter().map(item).collect();
+        self.said_items = None;
+    }
+
+    /// Begins with items as a worker does that is started with them.
+    async fn begin_new_items(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
+        self.make_known(connection, now).await?;
+        self.skip_what_is_too_old(now, now, Item::is_new).await;
+        for item in &mut self.items {
+            item.since.get_or_insert(now);
+        }
         Ok(())
     }
 
@@ -323,6 +366,8 @@ impl Cron {
             () = self.stop.cancelled() => {}
             () = self.clock.wait_until(next.unwrap_or(soon).min(soon), now, looked) => {}
             () = rested => {}
+            // Whether they have changed is found out when the clock has been looked at.
+            Ok(()) = async { self.crontabs.clone().changed().await } => {}
         }
     }
 
@@ -337,9 +382,10 @@ impl Cron {
         }
     }
 
-    /// Writes down the items that nobody knew, and learns how far the others have come.
+    /// Writes down those of the new items that nobody knew, and learns how far the others have come.
     async fn make_known(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
-        let identifiers: Vec<&str> = self.items.iter().map(|item| item.crontab.identifier()).collect();
+        let new = self.items.iter().filter(|item| item.is_new());
+        let identifiers: Vec<&str> = new.map(|item| item.crontab.identifier()).collect();
         let statement = &self.surroundings.statements.cron_known;
         let rows = ask(connection, statement, |query| query.bind(&identifiers).bind(now)).await?;
         let known: HashMap<String, DateTime<Utc>> = rows
@@ -347,7 +393,7 @@ impl Cron {
             .map(|row| Ok((row.try_get("identifier")?, row.try_get("since")?)))
             .collect::<sqlx::Result<_>>()
             .doing(read)?;
-        for item in &mut self.items {
+        for item in self.items.iter_mut().filter(|item| item.is_new()) {
             let identifier = item.crontab.identifier();
             let since = known.get(identifier).copied().unwrap_or(now);
             if since > plus(now, LATEST) {
@@ -359,16 +405,22 @@ impl Cron {
         Ok(())
     }
 
-    /// Decides which ticks of before `on_time` are made up for. On a thread of its own: with a large `fillLimit` there
-    /// may be many to count.
-    async fn skip_what_is_too_old(&mut self, on_time: DateTime<Utc>, now: DateTime<Utc>) {
+    /// Decides which ticks of before `on_time` are made up for, of the items that are `meant`. On a thread of its own:
+    /// with a large `fillLimit` there may be many to count.
+    async fn skip_what_is_too_old(
+        &mut self,
+        on_time: DateTime<Utc>,
+        now: DateTime<Utc>,
+        meant: impl Fn(&Item) -> bool,
+    ) {
         let items: Vec<(Arc<Crontab>, DateTime<Utc>)> =
-            self.items.iter().map(|item| (item.crontab.clone(), item.done)).collect();
+            self.items.iter().filter(|item| meant(item)).map(|item| (item.crontab.clone(), item.done)).collect();
         let count = move || -> Vec<DateTime<Utc>> {
             items.iter().map(|(crontab, done)| resume_after(crontab, *done, on_time, now)).collect()
         };
         // It cannot fail but with the runtime.
-        for (item, done) in self.items.iter_mut().zip(tokio::task::spawn_blocking(count).await.unwrap_or_default()) {
+        let items = self.items.iter_mut().filter(|item| meant(item));
+        for (item, done) in items.zip(tokio::task::spawn_blocking(count).await.unwrap_or_default()) {
             item.done = done;
         }
     }
@@ -401,6 +453,7 @@ impl Cron {
         let on_time = self.attention.map_or(now, |attention| attention.since);
         let mut ticks = Vec::with_capacity(due.len());
         for (at, item) in due {
+            let on_time = self.items[item].since.map_or(on_time, |since| on_time.max(since));
             ticks.push(self.tick(item, at, at < on_time).await);
         }
         self.add(connection, &ticks, now).await?;

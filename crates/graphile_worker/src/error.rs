@@ -84,6 +84,15 @@ pub enum Error {
         workers: String,
     },
 
+    /// The folder of tasks cannot be used.
+    #[error("the tasks folder {} {problem}", path.display())]
+    TasksDir {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// A setting cannot be what it was set to.
     #[error("{setting} {problem}")]
     InvalidOption {
@@ -105,6 +114,24 @@ pub enum Error {
     /// A crontab has mistakes in it.
     #[error("the crontab cannot be used:\n{source}")]
     InvalidCrontab {
+        /// All of them.
+        source: graphile_worker_crontab::CrontabParseError,
+    },
+
+    /// A file of crontab items cannot be read.
+    #[error("the crontab {} {problem}", path.display())]
+    CrontabFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// A file of crontab items has mistakes in it.
+    #[error("the crontab {} cannot be used:\n{source}", path.display())]
+    InvalidCrontabFile {
+        /// The file.
+        path: std::path::PathBuf,
         /// All of them.
         source: graphile_worker_crontab::CrontabParseError,
     },

@@ -21,8 +21,8 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
@@ -174,12 +174,30 @@ pub(crate) struct Lanes {
     under_way: Arc<RwLock<()>>,
     /// Whether the second lane has lost an answer, so that the first must find out.
     pub(crate) second_lost_an_answer: AtomicBool,
+    tasks: Mutex<Arc<KnownTasks>>,
+}
+
+/// The ids of tasks.
+#[derive(Clone, Default)]
+struct KnownTasks {
+    /// All that were ever known: a job that was claimed before its task was removed has a name.
+    names: HashMap<i32, Arc<str>>,
+    /// Those of which jobs are claimed.
+    ids: Vec<i32>,
 }
 
 impl Lanes {
     /// Waits until nobody finds out what the worker holds. To be kept until the reply is in hand.
     pub(crate) async fn begin(&self) -> OwnedRwLockReadGuard<()> {
         self.under_way.clone().read_owned().await
+    }
+
+    fn tasks(&self) -> Arc<KnownTasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_tasks(&self, tasks: KnownTasks) {
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
     }
 }
 
@@ -190,8 +208,8 @@ pub(crate) struct Exchange {
     statements: Arc<Statements>,
     surroundings: Arc<Surroundings>,
     lanes: Arc<Lanes>,
-    tasks: HashMap<i32, Arc<str>>,
-    task_ids: Vec<i32>,
+    /// Tasks whose ids are to be looked up before the next claim: the worker has others than before.
+    to_learn: Option<Vec<Arc<str>>>,
     jobs_wait: bool,
     persistent: bool,
     /// Whether an exchange began whose end we have not seen, so that the database may know more than we do.
@@ -224,8 +242,7 @@ impl Exchange {
             statements,
             surroundings,
             lanes: Arc::default(),
-            tasks: HashMap::new(),
-            task_ids: Vec::new(),
+            to_learn: None,
             jobs_wait: false,
             persistent,
             uncertain: false,
@@ -252,8 +269,7 @@ impl Exchange {
             statements: self.statements.clone(),
             surroundings: self.surroundings.clone(),
             lanes: self.lanes.clone(),
-            tasks: self.tasks.clone(),
-            task_ids: self.task_ids.clone(),
+            to_learn: None,
             jobs_wait: false,
             persistent: self.persistent,
             uncertain: false,
@@ -282,15 +298,26 @@ impl Exchange {
                 .doing(doing)?;
             rows = self.task_ids(connection, &names).await.doing(doing)?;
         }
+        let mut tasks = KnownTasks { ids: Vec::new(), ..(*self.lanes.tasks()).clone() };
         for row in rows {
             let identifier: &str = row.try_get("identifier").doing(doing)?;
             self.jobs_wait = row.try_get("jobs_wait").doing(doing)?;
             if let Some(known) = identifiers.iter().find(|known| &***known == identifier) {
-                self.tasks.insert(row.try_get("id").doing(doing)?, known.clone());
+                let id = row.try_get("id").doing(doing)?;
+                tasks.names.insert(id, known.clone());
+                tasks.ids.push(id);
             }
         }
-        self.task_ids = self.tasks.keys().copied().collect();
+        self.lanes.set_tasks(tasks);
         Ok(())
+    }
+
+    /// The worker has these tasks from now on: claims no jobs of others, and looks up those that are new.
+    pub(crate) fn tasks_are(&mut self, identifiers: Vec<Arc<str>>) {
+        let mut tasks = (*self.lanes.tasks()).clone();
+        tasks.ids.retain(|id| tasks.names.get(id).is_some_and(|name| identifiers.contains(name)));
+        self.lanes.set_tasks(tasks);
+        self.to_learn = Some(identifiers);
     }
 
     async fn task_ids(&self, connection: &mut PgConnection, names: &[String]) -> sqlx::Result<Vec<PgRow>> {
@@ -344,6 +371,10 @@ impl Exchange {
             Some(connection) => connection,
             None => self.connect().await?,
         };
+        if let Some(identifiers) = self.to_learn.clone() {
+            self.learn_task_ids(&mut connection, &identifiers).await?;
+            self.to_learn = None;
+        }
         let lanes = self.lanes.clone();
         // Until the answer is here: also where we are dropped while we wait for it.
         let first_is_lost = std::mem::replace(&mut self.uncertain, true);
@@ -487,10 +518,12 @@ impl Exchange {
 
     /// The tasks that may run more jobs and, if any of them is limited, how many each may take.
     fn tasks_and_limits(&self, wants: &Wants) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
+        let tasks = self.lanes.tasks();
         if wants.limits.is_empty() {
-            return (self.task_ids.clone(), None);
+            return (tasks.ids.clone(), None);
         }
-        let with_limits = self.tasks.iter().map(|(id, identifier)| (*id, wants.limits.get(identifier).copied()));
+        let limit = |id: &i32| wants.limits.get(tasks.names.get(id)?).copied();
+        let with_limits = tasks.ids.iter().map(|id| (*id, limit(id)));
         let (ids, limits) = with_limits
             .filter(|(_, limit)| *limit != Some(0))
             .map(|(id, limit)| (id, limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX))))
@@ -499,8 +532,9 @@ impl Exchange {
     }
 
     fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
+        let tasks = self.lanes.tasks();
         let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
-            let Some(identifier) = self.tasks.get(&row.try_get("task_id")?) else { return Ok(None) };
+            let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
             db::job(row, Some(identifier.clone())).map(Some)
         };
         rows.iter().filter_map(|row| known(row).transpose()).collect()
@@ -539,7 +573,7 @@ impl Exchange {
     pub(crate) async fn next_due(&mut self, now: Option<DateTime<Utc>>, began: Instant) -> Option<Duration> {
         let query = sqlx::query(self.statements.next_run_at.sql())
             .persistent(self.persistent)
-            .bind(&self.task_ids)
+            .bind(&self.lanes.tasks().ids)
             .bind(now)
             .bind(1.0 + began.elapsed().as_secs_f64())
             .fetch_one(self.connection.as_mut()?);

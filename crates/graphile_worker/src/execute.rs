@@ -8,9 +8,6 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// After its token was cancelled, a handler has this long to end by itself before it is dropped.
-const TIME_TO_NOTICE: Duration = Duration::from_millis(100);
-
 /// What came of running a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -58,8 +55,8 @@ pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
             match tokio::time::timeout(timeout, &mut running).await {
                 Ok(ended) => ended,
                 Err(_) => {
-                    ctx.cancellation_token().cancel();
-                    let _ = tokio::time::timeout(TIME_TO_NOTICE, running).await;
+                    ctx.tell_to_end();
+                    let _ = tokio::time::timeout(task.time_to_notice, running).await;
                     Ok(timed_out(timeout).into())
                 }
             }

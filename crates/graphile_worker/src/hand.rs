@@ -8,13 +8,13 @@ use crate::exchange::{Ended, Lane, Pace, Report, WORTH_A_LANE};
 use crate::execute::Outcome;
 use crate::job::Job;
 use crate::settle::{self, Settlement};
-use crate::task::Task;
+use crate::task::{Task, Tasks};
 use chrono::{DateTime, Utc};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 /// A job that has waited this long in hand is given back: somebody else may have a slot for it.
@@ -30,7 +30,8 @@ pub(crate) struct Hand {
 }
 
 struct State {
-    tasks: Arc<HashMap<Arc<str>, Task>>,
+    tasks: Arc<Tasks>,
+    new_tasks: watch::Receiver<Arc<Tasks>>,
     concurrency: usize,
     pace: Pace,
     /// What could start now, if there is a slot.
@@ -104,16 +105,19 @@ impl Ord for Waiting {
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) job: Arc<Job>,
+    pub(crate) task: Arc<Task>,
     pub(crate) cancellation: CancellationToken,
     reply: u64,
     started: Instant,
 }
 
 impl Hand {
-    pub(crate) fn new(tasks: Arc<HashMap<Arc<str>, Task>>, concurrency: usize) -> Hand {
+    pub(crate) fn new(mut new_tasks: watch::Receiver<Arc<Tasks>>, concurrency: usize) -> Hand {
+        let tasks = new_tasks.borrow_and_update().clone();
         Hand {
             state: Mutex::new(State {
                 tasks,
+                new_tasks,
                 concurrency,
                 pace: Pace::default(),
                 ready: BinaryHeap::new(),
@@ -152,7 +156,13 @@ impl Hand {
                 if state.closed {
                     return None;
                 }
-                if let Some(running) = state.start() {
+                let ended = state.report.ended.len();
+                let started = state.start();
+                if state.report.ended.len() > ended {
+                    // Jobs go back because their task was removed.
+                    self.exchange_due.notify_one();
+                }
+                if let Some(running) = started {
                     if !state.ready.is_empty() {
                         self.job_ready.notify_one();
                     }
@@ -245,7 +255,8 @@ impl Hand {
 
     /// How many more jobs each limited task may have in hand.
     pub(crate) fn limits(&self) -> HashMap<Arc<str>, usize> {
-        let state = self.state();
+        let mut state = self.state();
+        state.take_new_tasks();
         let limited = state.tasks.values().filter_map(|task| Some((task, task.options.max_concurrent?)));
         let in_hand = |task: &Task| {
             let waiting = state.waiting().filter(|waiting| waiting.job.task_identifier == task.identifier).count();
@@ -410,11 +421,26 @@ impl State {
         }
     }
 
+    /// The worker may have been given other tasks: jobs that have not begun and whose task is gone go back.
+    fn take_new_tasks(&mut self) {
+        if self.new_tasks.has_changed().unwrap_or(false) {
+            self.tasks = self.new_tasks.borrow_and_update().clone();
+            self.give_back_removed();
+        }
+    }
+
     fn start(&mut self) -> Option<Running> {
+        self.take_new_tasks();
         loop {
             let Reverse(waiting) = self.ready.pop()?;
             let identifier = waiting.job.task_identifier.clone();
-            let limit = self.tasks.get(&identifier).and_then(|task| task.options.max_concurrent);
+            let Some(task) = self.tasks.get(&identifier).cloned() else {
+                // It was claimed just before its task was removed.
+                self.ready.push(Reverse(waiting));
+                self.give_back_removed();
+                continue;
+            };
+            let limit = task.options.max_concurrent;
             let count = self.running_of_task.entry(identifier.clone()).or_default();
             if limit.is_some_and(|limit| *count >= limit) {
                 self.over_limit.entry(identifier).or_default().push_back(waiting);
@@ -423,6 +449,7 @@ impl State {
             *count += 1;
             let running = Running {
                 job: waiting.job,
+                task,
                 cancellation: CancellationToken::new(),
                 reply: waiting.reply,
                 started: Instant::now(),
@@ -435,8 +462,7 @@ impl State {
     fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
         self.pace.job(running.started.elapsed());
         let result = outcome.error().map_or(Ok(()), |error| Err(error.to_owned()));
-        let options = self.tasks.get(&running.job.task_identifier).map(|task| &task.options);
-        let settlement = settle::settlement(&running.job, outcome, options.unwrap_or(&Default::default()));
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
         self.end(running, settlement.clone(), Some(result));
         settlement
     }
@@ -473,6 +499,12 @@ impl State {
         }
     }
 
+    /// Gives back the jobs that have not begun and whose task is no longer there.
+    fn give_back_removed(&mut self) {
+        let tasks = self.tasks.clone();
+        self.give_back_waiting(|waiting| !tasks.contains_key(&waiting.job.task_identifier));
+    }
+
     /// Gives back the jobs that have not begun and that `unwanted` names; of a queue all or none, to keep their order.
     fn give_back_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
         let mut back: Vec<Waiting> = Vec::new();
@@ -504,9 +536,14 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TaskOptions;
 
     fn hand() -> Hand {
-        Hand::new(Arc::default(), 4 * WORTH_A_LANE)
+        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
+        Hand::new(
+            watch::Sender::new(Arc::new(Tasks::from([("t".into(), Arc::new(task))]))).subscribe(),
+            4 * WORTH_A_LANE,
+        )
     }
 
     fn receive(hand: &Hand, lane: Lane, ids: std::ops::Range<i64>, queue: Option<i32>) {
@@ -570,6 +607,28 @@ mod tests {
         assert!(hand.begin(Lane::First, false).is_none(), "nothing to report, nothing to look for");
         hand.not_written(Lane::Second, Report::default());
         assert!(hand.begin(Lane::First, false).is_some_and(|(_, wanted)| wanted > 0));
+    }
+
+    #[test]
+    fn jobs_whose_task_is_removed_go_back_unless_they_have_begun() {
+        let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
+        let tasks =
+            |names: &[&str]| Arc::new(names.iter().map(|name| ((*name).into(), Arc::new(task(name)))).collect());
+        let now = watch::Sender::new(tasks(&["t", "u"]));
+        let hand = Hand::new(now.subscribe(), 3);
+        let of_u = |id| Job { task_identifier: "u".into(), ..Job::example(id) };
+        hand.receive(Lane::First, vec![Job::example(1), Job::example(2), of_u(3)]);
+        let begun = { hand.state().start() }.expect("a job");
+        now.send_replace(tasks(&["u"]));
+        let next = { hand.state().start() }.expect("a job");
+        assert_eq!((begun.job.id, next.job.id), (1, 3));
+        hand.receive(Lane::First, vec![Job::example(4)]);
+        assert!({ hand.state().start() }.is_none(), "it was claimed too early to know");
+        hand.finished(&begun, Outcome::Done);
+        let (report, _) = hand.begin(Lane::First, false).expect("a report");
+        let settled: Vec<_> = report.ended.iter().map(|ended| (ended.job.id, ended.settlement.clone())).collect();
+        let back = |id| (id, settle::hand_back(&Job::example(id)));
+        assert_eq!(settled, [back(2), back(4), (1, Settlement::Complete)]);
     }
 
     #[test]

@@ -52,9 +52,11 @@ mod second_lane;
 mod settle;
 mod shutdown;
 mod task;
+mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
 mod upgrade;
+mod watch;
 mod worker;
 mod worker_utils;
 

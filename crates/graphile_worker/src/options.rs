@@ -12,8 +12,10 @@ use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::migrate::migrate_within;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
-use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions};
+use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
+use crate::tasks_dir::{Leftovers, TasksDir};
 use crate::upgrade;
+use crate::watch::{CrontabFile, Watched, WatchedCrontab};
 use crate::worker::Worker;
 use crate::worker_utils::WorkerUtils;
 use futures_util::FutureExt;
@@ -24,10 +26,11 @@ use sqlx::{Connection, PgPool};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
 /// Describes a worker.
 ///
@@ -50,10 +53,13 @@ pub struct WorkerOptions {
     poll_interval: Duration,
     max_pg_conn: u32,
     tasks: Vec<Task>,
+    tasks_dir: Option<PathBuf>,
     task_options: HashMap<String, TaskOptions>,
     extensions: Extensions,
     hooks: HookRegistry,
     crontabs: Vec<Crontab>,
+    crontab_file: Option<CrontabFile>,
+    watch: bool,
     cron_clock: Option<TestClock>,
     recovery: WorkerRecoveryConfig,
     use_local_time: bool,
@@ -131,8 +137,9 @@ pub(crate) struct Settings {
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
-    pub(crate) crontabs: Vec<Arc<Crontab>>,
     pub(crate) cron_clock: Clock,
+    /// Whether there may be jobs that recur later, if there are none now.
+    pub(crate) crontab_may_change: bool,
     pub(crate) recovery: WorkerRecoveryConfig,
 }
 
@@ -145,10 +152,13 @@ impl Default for WorkerOptions {
             poll_interval: Duration::from_secs(2),
             max_pg_conn: 20,
             tasks: Vec::new(),
+            tasks_dir: None,
             task_options: HashMap::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
             crontabs: Vec::new(),
+            crontab_file: None,
+            watch: false,
             cron_clock: None,
             recovery: WorkerRecoveryConfig::default(),
             use_local_time: false,
@@ -234,6 +244,30 @@ impl WorkerOptions {
         self
     }
 
+    /// Runs jobs of the tasks in this folder, beside those that are defined in code. Each executable file is a task:
+    /// `a/b/send.sh` is the task `a/b/send`. Files that are no tasks are named in a warning.
+    ///
+    /// The program gets `{"payload": …}` on standard input, and in its environment
+    /// `GRAPHILE_WORKER_PAYLOAD_FORMAT` (`json`), `GRAPHILE_WORKER_TASK_IDENTIFIER`, `GRAPHILE_WORKER_JOB_ID`,
+    /// `GRAPHILE_WORKER_JOB_KEY` (where it has one), `GRAPHILE_WORKER_JOB_ATTEMPTS`, `GRAPHILE_WORKER_JOB_MAX_ATTEMPTS`,
+    /// `GRAPHILE_WORKER_JOB_PRIORITY` and `GRAPHILE_WORKER_JOB_RUN_AT`. What it writes goes into the log, line by line;
+    /// exit code 0 means that the job is done, anything else that it has failed, with the last lines of standard error in
+    /// `last_error`.
+    ///
+    /// When its timeout has passed (default: 4 hours), or the worker has to leave and its grace period is over, the
+    /// program and all that it has started get SIGTERM, and SIGKILL 3 seconds later.
+    ///
+    /// ```no_run
+    /// # use graphile_worker::WorkerOptions;
+    /// # async fn example() -> Result<(), graphile_worker::Error> {
+    /// let worker = WorkerOptions::default().tasks_dir("tasks").init().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn tasks_dir(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.tasks_dir = Some(path.into());
+        self
+    }
+
     /// Sets the timeout, back-off and limits of a task; wins over what its handler says.
     pub fn task_options(mut self, identifier: &str, options: TaskOptions) -> WorkerOptions {
         self.task_options.insert(identifier.to_owned(), options);
@@ -277,6 +311,27 @@ impl WorkerOptions {
     /// Jobs that recur: many items.
     pub fn with_crons(mut self, items: impl IntoIterator<Item = impl Into<Crontab>>) -> WorkerOptions {
         self.crontabs.extend(items.into_iter().map(Into::into));
+        self
+    }
+
+    /// Jobs that recur: the items of a crontab in this file, which has to be there.
+    pub fn crontab_file(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: false });
+        self
+    }
+
+    /// The same for a file that need not be there.
+    pub fn crontab_file_if_any(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
+        self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: true });
+        self
+    }
+
+    /// Whether the [folder of tasks](WorkerOptions::tasks_dir) and the [crontab](WorkerOptions::crontab_file) are looked at
+    /// again and again while the worker [runs](Worker::run) (default: no). What has changed holds for the next job: those
+    /// that run are left alone, and those that wait for a task that was removed wait until it is back. A crontab with
+    /// mistakes in it changes nothing.
+    pub fn watch(mut self, watch: bool) -> WorkerOptions {
+        self.watch = watch;
         self
     }
 
@@ -409,13 +464,33 @@ impl WorkerOptions {
         if self.poll_interval.is_zero() {
             return Err(invalid("poll_interval", "is zero, expected more"));
         }
-        let tasks = tasks_by_name(self.tasks, self.task_options)?;
-        let crontabs = cron_items::checked(self.crontabs)?;
+        let leftovers = Leftovers::default();
+        let in_code = tasks_by_name(self.tasks, &self.task_options)?;
+        let (tasks, folder) = match self.tasks_dir {
+            None => (in_code, None),
+            Some(path) => {
+                let folder = TasksDir::new(&path, in_code, self.task_options.clone(), leftovers.clone())?;
+                let loaded = folder.load(folder.scan()?, None);
+                (loaded.tasks.clone(), Some((folder, loaded)))
+            }
+        };
+        if !(self.watch && folder.is_some()) {
+            check_names(&self.task_options, &tasks)?;
+        }
+        let crontab_file = match self.crontab_file {
+            None => None,
+            Some(file) => Some(WatchedCrontab::read(file, self.crontabs.clone())?),
+        };
+        let crontabs = match &crontab_file {
+            None => cron_items::checked(self.crontabs)?,
+            Some(file) => file.items()?,
+        };
         let cron_clock = match self.cron_clock {
             Some(clock) => Clock::Test(clock),
             None if self.use_local_time => Clock::Local,
             None => Clock::Database,
         };
+        let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let schema = Schema::new(&self.schema)?;
         let pool = pool(self.database, self.max_pg_conn)?;
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
@@ -457,12 +532,15 @@ impl WorkerOptions {
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
                 keep_locks_fresh_after: self.keep_locks_fresh_after,
-                crontabs,
                 cron_clock,
+                crontab_may_change: self.watch && crontab_file.is_some(),
                 recovery: self.recovery,
             }),
-            tasks: Arc::new(tasks),
+            watched: self.watch.then(|| Arc::new(Mutex::new(Watched::new(folder, crontab_file, &tasks, &crontabs)))),
+            tasks,
+            crontabs,
             surroundings: Arc::new(surroundings),
+            leftovers,
             shutdown: Shutdown::default(),
             connection: Mutex::new(connection),
         })
@@ -473,33 +551,35 @@ fn invalid(setting: &'static str, problem: &str) -> Error {
     Error::InvalidOption { setting, problem: problem.to_owned() }
 }
 
-fn tasks_by_name(
-    tasks: Vec<Task>,
-    mut options: HashMap<String, TaskOptions>,
-) -> Result<HashMap<Arc<str>, Task>, Error> {
-    let mut by_name = HashMap::new();
+/// Refuses options of tasks that there are not.
+fn check_names(options: &HashMap<String, TaskOptions>, tasks: &Tasks) -> Result<(), Error> {
+    match options.keys().find(|identifier| !tasks.contains_key(&***identifier)) {
+        Some(unknown) => Err(Error::InvalidOption {
+            setting: "task_options",
+            problem: format!("names {unknown:?}, which is not defined"),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn tasks_by_name(tasks: Vec<Task>, options: &HashMap<String, TaskOptions>) -> Result<Tasks, Error> {
+    let mut by_name = Tasks::new();
     for mut task in tasks {
-        if let Some(options) = options.remove(&*task.identifier) {
-            task.options = options;
+        if let Some(options) = options.get(&*task.identifier) {
+            task.options = options.clone();
         }
         if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
             let problem = format!("{:?} has no legal name, expected 1 to 128 characters", task.identifier);
             return Err(Error::InvalidOption { setting: "the task", problem });
         }
-        if let Some(twice) = by_name.insert(task.identifier.clone(), task) {
+        if let Some(twice) = by_name.insert(task.identifier.clone(), Arc::new(task)) {
             return Err(Error::InvalidOption {
                 setting: "the task",
                 problem: format!("{:?} is defined twice, expected once", twice.identifier),
             });
         }
     }
-    match options.into_keys().next() {
-        Some(unknown) => Err(Error::InvalidOption {
-            setting: "task_options",
-            problem: format!("names {unknown:?}, which is not defined"),
-        }),
-        None => Ok(by_name),
-    }
+    Ok(by_name)
 }
 
 /// The pool, which connects when it is first used.

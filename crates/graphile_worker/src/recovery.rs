@@ -17,12 +17,14 @@ use crate::hooks::{
 use crate::job::Job;
 use crate::migrate::LAST_ADDITION;
 use crate::options::Settings;
+use crate::task::Tasks;
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -432,8 +434,9 @@ impl Heartbeat {
     pub(crate) async fn start(
         settings: &Settings,
         surroundings: Arc<Surroundings>,
-        tasks: Vec<String>,
+        mut tasks: watch::Receiver<Arc<Tasks>>,
     ) -> Result<Heartbeat, Error> {
+        let names = names(&tasks.borrow_and_update());
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
         let mut options = settings.connect_options.clone().application_name(&name);
         if settings.prepared_statements {
@@ -447,7 +450,7 @@ impl Heartbeat {
                 .bind(env!("CARGO_PKG_VERSION"))
                 .bind(LAST_ADDITION)
                 .bind(settings.recovery.heartbeat_interval.as_secs_f64())
-                .bind(tasks)
+                .bind(names)
                 .execute(&mut connection)
                 .await?;
             Ok(connection)
@@ -466,6 +469,7 @@ impl Heartbeat {
         let beating = Beating {
             connection: Some(connection),
             persistent: settings.prepared_statements,
+            tasks,
             options: options.clone(),
             sweep_options,
             surroundings: surroundings.clone(),
@@ -530,9 +534,15 @@ impl Health {
     }
 }
 
+fn names(tasks: &Tasks) -> Vec<String> {
+    tasks.keys().map(|task| task.to_string()).collect()
+}
+
 struct Beating {
     connection: Option<PgConnection>,
     persistent: bool,
+    /// May be replaced; the next heartbeat says so, which comes at once then.
+    tasks: watch::Receiver<Arc<Tasks>>,
     options: PgConnectOptions,
     sweep_options: PgConnectOptions,
     health: Arc<Mutex<Health>>,
@@ -563,7 +573,10 @@ impl Beating {
         let mut wait = self.config.heartbeat_interval;
         let mut missed = false;
         loop {
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                Ok(()) = async { self.tasks.clone().changed().await }, if !missed => {}
+            }
             let beaten = self.beat().await;
             let health = || self.health.lock().unwrap_or_else(PoisonError::into_inner);
             health().beat(beaten.is_ok(), self.config.heartbeat_interval);
@@ -614,11 +627,18 @@ impl Beating {
         let surroundings = self.surroundings.clone();
         let query = sqlx::query(surroundings.statements.recovery_heartbeat.sql()).persistent(self.persistent);
         let patience = ANSWER_TIMEOUT.min(self.config.sweep_threshold / 4);
-        let query = query.bind(&*surroundings.worker_id).bind(self.config.time_between_sweeps().as_secs_f64());
+        let mut tasks = self.tasks.clone();
+        let other_tasks = tasks.has_changed().unwrap_or(false).then(|| names(&tasks.borrow_and_update()));
+        let query = query
+            .bind(&*surroundings.worker_id)
+            .bind(self.config.time_between_sweeps().as_secs_f64())
+            .bind(other_tasks);
         let beaten = tokio::time::timeout(patience, query.fetch_optional(self.connected().await?)).await;
         let beaten = beaten.map_err(|_| Error::NoAnswer { after: patience })?;
         let sweep_is_due = |row: Option<sqlx::postgres::PgRow>| row.map(|row| row.try_get("sweep_is_due")).transpose();
-        beaten.and_then(sweep_is_due).doing(|| "send a heartbeat".to_owned())
+        let sweep_is_due = beaten.and_then(sweep_is_due).doing(|| "send a heartbeat".to_owned())?;
+        self.tasks = tasks;
+        Ok(sweep_is_due)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::context::WorkerContext;
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
@@ -297,7 +298,15 @@ pub(crate) struct Task {
     pub(crate) identifier: Arc<str>,
     pub(crate) options: TaskOptions,
     pub(crate) run: Arc<Run>,
+    /// How long it has to end by itself once it was told that its timeout has passed.
+    pub(crate) time_to_notice: Duration,
 }
+
+/// What a handler has to notice that it was cancelled, before it is dropped.
+const TIME_TO_NOTICE: Duration = Duration::from_millis(100);
+
+/// The tasks of a worker, by name.
+pub(crate) type Tasks = HashMap<Arc<str>, Arc<Task>>;
 
 impl Task {
     pub(crate) fn handler<T: TaskHandler>() -> Task {
@@ -322,7 +331,7 @@ impl Task {
                 Err(error) => Box::pin(std::future::ready(Err(error).into())),
             }
         };
-        Task { identifier: identifier.into(), options, run: Arc::new(run) }
+        Task { identifier: identifier.into(), options, run: Arc::new(run), time_to_notice: TIME_TO_NOTICE }
     }
 
     pub(crate) fn batch_handler<T: BatchTaskHandler>() -> Task {
@@ -341,7 +350,12 @@ impl Task {
                 }
             })
         };
-        Task { identifier: T::IDENTIFIER.into(), options: T::options(), run: Arc::new(run) }
+        Task {
+            identifier: T::IDENTIFIER.into(),
+            options: T::options(),
+            run: Arc::new(run),
+            time_to_notice: TIME_TO_NOTICE,
+        }
     }
 }
 

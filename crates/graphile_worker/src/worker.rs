@@ -19,16 +19,19 @@ use crate::recovery::Heartbeat;
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
-use crate::task::Task;
+use crate::task::{Task, Tasks};
+use crate::tasks_dir::Leftovers;
+use crate::watch::{Looking, Watched};
 use crate::worker_utils::WorkerUtils;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
+use graphile_worker_crontab::Crontab;
 use sqlx::PgConnection;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, error, info, info_span, warn};
@@ -62,7 +65,12 @@ const HAND_INTERVAL: Duration = Duration::from_millis(500);
 /// Runs jobs. Made by [`WorkerOptions::init`](crate::WorkerOptions::init).
 pub struct Worker {
     pub(crate) settings: Arc<Settings>,
-    pub(crate) tasks: Arc<HashMap<Arc<str>, Task>>,
+    /// May be replaced while it runs, and so may the items of its crontab.
+    pub(crate) tasks: watch::Sender<Arc<Tasks>>,
+    pub(crate) crontabs: watch::Sender<Vec<Arc<Crontab>>>,
+    /// Where both are read from, if they are to be read again.
+    pub(crate) watched: Option<Arc<Mutex<Watched>>>,
+    pub(crate) leftovers: Leftovers,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
     /// Made while the schema was looked at, for the first run.
@@ -97,8 +105,11 @@ impl Worker {
     async fn live(&self, until: Until) -> Result<(), Error> {
         let custom = self.settings.shutdown_signal.as_ref().map(|signal| signal());
         let _watching = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
-        let clock = (until == Until::Told && !self.settings.crontabs.is_empty())
-            .then(|| RunningCron::start(&self.settings, self.surroundings.clone(), &self.shutdown));
+        let recurs = self.settings.crontab_may_change || !self.crontabs.borrow().is_empty();
+        let clock = (until == Until::Told && recurs).then(|| {
+            RunningCron::start(&self.settings, self.crontabs.subscribe(), self.surroundings.clone(), &self.shutdown)
+        });
+        let _looking = self.watched.clone().filter(|_| until == Until::Told).map(Looking::start);
         let ended = self.live_under_any_name(until).await;
         if let Some(clock) = clock {
             clock.stop(&self.shutdown).await;
@@ -126,14 +137,7 @@ impl Worker {
     async fn one_life(&self, until: Until) -> Result<Life, Error> {
         let (settings, surroundings) = (&self.settings, &self.surroundings);
         let heartbeat = if settings.recovery.enabled {
-            Some(
-                Heartbeat::start(
-                    settings,
-                    surroundings.clone(),
-                    self.tasks.keys().map(|task| task.to_string()).collect(),
-                )
-                .await?,
-            )
+            Some(Heartbeat::start(settings, surroundings.clone(), self.tasks.subscribe()).await?)
         } else {
             None
         };
@@ -147,7 +151,7 @@ impl Worker {
             info!(
                 label = "worker",
                 worker_id = self.worker_id(),
-                tasks = ?self.tasks.keys().collect::<Vec<_>>(),
+                tasks = ?self.tasks.borrow().keys().collect::<Vec<_>>(),
                 "connected and looking for jobs"
             );
         }
@@ -171,6 +175,9 @@ impl Worker {
         Worker {
             settings: self.settings.clone(),
             tasks: self.tasks.clone(),
+            crontabs: self.crontabs.clone(),
+            watched: self.watched.clone(),
+            leftovers: self.leftovers.clone(),
             surroundings: Arc::new(self.surroundings.of(worker_id.into())),
             shutdown: self.shutdown.clone(),
             connection: Mutex::default(),
@@ -193,7 +200,8 @@ impl Worker {
     }
 
     async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
-        let identifiers: Vec<Arc<str>> = self.tasks.keys().cloned().collect();
+        let mut tasks = self.tasks.subscribe();
+        let identifiers: Vec<Arc<str>> = tasks.borrow_and_update().keys().cloned().collect();
         let exchange = Exchange::open(
             self.connection.lock().await.take(),
             self.settings.connect_options.clone(),
@@ -204,11 +212,11 @@ impl Worker {
         )
         .await?;
         let hooks = &self.surroundings.hooks;
-        let hand = Arc::new(Hand::new(self.tasks.clone(), self.settings.concurrency));
+        let hand = Arc::new(Hand::new(self.tasks.subscribe(), self.settings.concurrency));
         hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
-            runners.spawn(run_jobs(hand.clone(), self.tasks.clone(), self.surroundings.clone()));
+            runners.spawn(run_jobs(hand.clone(), self.surroundings.clone()));
         }
         let second_lane = SecondLane {
             exchange: exchange.second_lane(),
@@ -221,6 +229,7 @@ impl Worker {
         second_lane_ends.spawn(second_lane.help_until(end_of_second_lane.clone()));
         let mut shift = Shift {
             worker: self,
+            tasks,
             hand,
             exchange,
             end_of_second_lane,
@@ -249,9 +258,8 @@ impl Worker {
 }
 
 /// A runner: one slot.
-async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surroundings: Arc<Surroundings>) {
+async fn run_jobs(hand: Arc<Hand>, surroundings: Arc<Surroundings>) {
     while let Some(running) = hand.next().await {
-        let Some(task) = tasks.get(&running.job.task_identifier) else { continue };
         let started = Instant::now();
         let span = info_span!(
             "job",
@@ -260,7 +268,7 @@ async fn run_jobs(hand: Arc<Hand>, tasks: Arc<HashMap<Arc<str>, Task>>, surround
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let outcome = AssertUnwindSafe(run_job(task, &running, &surroundings))
+        let outcome = AssertUnwindSafe(run_job(&running.task, &running, &surroundings))
             .catch_unwind()
             .instrument(span.clone())
             .await
@@ -324,6 +332,7 @@ fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
 /// One run of a worker.
 struct Shift<'w> {
     worker: &'w Worker,
+    tasks: watch::Receiver<Arc<Tasks>>,
     hand: Arc<Hand>,
     exchange: Exchange,
     end_of_second_lane: CancellationToken,
@@ -377,6 +386,10 @@ impl Shift<'_> {
             }
             if self.declared_dead.is_cancelled() || (leave_at.is_some() && self.hand.is_empty()) {
                 return Ok(());
+            }
+            if self.tasks.has_changed().unwrap_or(false) {
+                self.exchange.tasks_are(self.tasks.borrow_and_update().keys().cloned().collect());
+                look = true;
             }
             let forbidden_flags = if leave_at.is_some() {
                 None
@@ -448,6 +461,7 @@ impl Shift<'_> {
                 () = self.hand.exchange_due.notified() => look |= self.until == Until::NothingIsLeft,
                 () = self.listener.wait() => look = true,
                 () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
+                () = has_changed(&self.tasks) => {}
                 () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
                 () = tokio::time::sleep_until(fresh_at.into()) => {}
                 () = shutdown.asked.cancelled(), if leave_at.is_none() => {}
@@ -469,7 +483,7 @@ impl Shift<'_> {
             return self.due_at.unwrap_or_else(|| Instant::now() + poll).min(Instant::now() + ASK_INTERVAL);
         }
         self.asked_at = Some(Instant::now());
-        let identifiers: Vec<Arc<str>> = self.worker.tasks.keys().cloned().collect();
+        let identifiers: Vec<Arc<str>> = self.tasks.borrow().keys().cloned().collect();
         self.exchange.learn_task_ids_again(&identifiers).await;
         let wait = match self.exchange.next_due(now, began).await {
             Some(due) => due.clamp(SHORTEST_SLEEP, poll.max(SHORTEST_SLEEP)),
@@ -514,6 +528,7 @@ impl Shift<'_> {
             }
         };
         self.exchange.close().await;
+        self.worker.leftovers.gone(&self.worker.shutdown.insisted).await;
         let error = ended.as_ref().err().map(Error::to_string_with_sources);
         hooks.emit(WorkerStop, || surroundings.event(error)).await;
         debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");
@@ -545,6 +560,13 @@ impl Shift<'_> {
             Ok(result) => result,
             Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),
         }
+    }
+}
+
+/// Returns when there are other tasks than those last seen, and leaves it to others to see them.
+async fn has_changed(tasks: &watch::Receiver<Arc<Tasks>>) {
+    if tasks.clone().changed().await.is_err() {
+        std::future::pending().await
     }
 }
 

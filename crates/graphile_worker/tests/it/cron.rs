@@ -1,6 +1,6 @@
 //! What recurs: the clock, moved by hand; each tick once, and what was missed.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Log, Started};
 use chrono::{DateTime, TimeDelta, Utc};
 use graphile_worker::{
     BeforeJobSchedule, Cron, CronJobBackfilled, CronJobScheduled, CronTick, Crontab, CrontabFill, CrontabJobKeyMode,
@@ -23,14 +23,14 @@ impl TaskHandler for SendDailyReport {
     async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {}
 }
 
-fn time(text: &str) -> DateTime<Utc> {
+pub(crate) fn time(text: &str) -> DateTime<Utc> {
     format!("2026-03-10T{text}Z").parse().unwrap()
 }
 
 /// A worker with a clock of its own that runs no jobs, so that they can be counted.
-struct Clocked {
-    started: Started,
-    clock: TestClock,
+pub(crate) struct Clocked {
+    pub(crate) started: Started,
+    pub(crate) clock: TestClock,
     looks: mpsc::UnboundedReceiver<DateTime<Utc>>,
 }
 
@@ -39,7 +39,7 @@ impl Clocked {
         Clocked::with(WorkerOptions::default().pg_pool(db.pool.clone()).with_cron(crontab).unwrap(), now).await
     }
 
-    async fn with(options: WorkerOptions, now: &str) -> Clocked {
+    pub(crate) async fn with(options: WorkerOptions, now: &str) -> Clocked {
         let clock = TestClock::at(time(now));
         let (sender, looks) = mpsc::unbounded_channel();
         let options = options.listen_os_shutdown_signals(false).use_notifications(false).cron_clock(&clock).on(
@@ -56,18 +56,18 @@ impl Clocked {
     }
 
     /// Waits until everything up to this time is done.
-    async fn looked(&mut self, now: DateTime<Utc>) {
+    pub(crate) async fn looked(&mut self, now: DateTime<Utc>) {
         while self.looks.recv().await.expect("the worker runs") != now {}
     }
 
-    async fn set(&mut self, now: &str) {
+    pub(crate) async fn set(&mut self, now: &str) {
         self.clock.set(time(now));
         self.looked(time(now)).await;
     }
 }
 
 /// Which ticks there are jobs of.
-async fn ticks(db: &Db) -> Value {
+pub(crate) async fn ticks(db: &Db) -> Value {
     db.value(
         "select coalesce(json_agg(to_char(run_at at time zone 'UTC', 'HH24:MI:SS')
            || case when payload->'_cron'->>'backfilled' = 'true' then ' late' else '' end order by run_at, id), '[]')
@@ -627,32 +627,10 @@ async fn the_database_s_clock_is_the_default_and_jobs_are_run() {
     started.stop().await;
 }
 
-/// What was logged on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn workers_that_mean_different_things_by_one_identifier_are_told_so() {
     let db = Db::installed().await;
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _log = tracing::subscriber::set_default(subscriber);
+    let (log, _logging) = Log::start();
     let mut one = Clocked::new(&db, "* * * * * t ?id=same\n* * * * * agreed", "08:00:30").await;
     let mut other = Clocked::new(&db, "*/5 * * * * u ?id=same\n* * * * * agreed", "08:00:30").await;
     for minute in 1..=6 {
@@ -660,7 +638,7 @@ async fn workers_that_mean_different_things_by_one_identifier_are_told_so() {
             worker.set(&format!("08:0{minute}:00")).await;
         }
     }
-    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let text = log.text();
     let complaints: Vec<&str> = text.lines().filter(|line| line.contains("another worker has another")).collect();
     assert_eq!(complaints.len(), 2, "each once: {text}");
     assert!(complaints.iter().all(|line| line.contains("identifier=\"same\"") && line.contains("?id=")), "{text}");

@@ -20,6 +20,8 @@ mod search_path;
 mod spec_snippets;
 mod sql_files;
 mod support;
+#[cfg(unix)]
+mod tasks_dir;
 mod upgrade;
 mod utils;
 mod worker;
