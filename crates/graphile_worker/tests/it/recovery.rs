@@ -95,6 +95,43 @@ async fn only_who_registers_can_be_declared_dead() {
     );
 }
 
+/// Why nobody is declared dead before its time because the server has seen its connections end.
+#[tokio::test]
+async fn a_worker_whose_connections_were_all_closed_lives_and_keeps_its_job() {
+    let db = Db::installed().await;
+    let (begun, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begins, ends) = (begun.clone(), end.clone());
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+    let options = options.heartbeat_interval(Duration::from_millis(100)).define_task("t", move |_: Value, _| {
+        begins.notify_one();
+        let ends = ends.clone();
+        async move { ends.notified().await }
+    });
+    let started = Started::new(options).await;
+    let id = add(&db, "'t'").await;
+    begun.notified().await;
+    let holder = locks(&db).await;
+    let of_worker = "from pg_stat_activity where datname = current_database() and application_name like 'graphile_worker rs-live-%'";
+    db.run(&format!("select pg_terminate_backend(pid) {of_worker}")).await;
+    while db.value(&format!("select count(*) {of_worker}")).await != 0 {}
+    let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!((result.recovered_count, locks(&db).await), (0, holder));
+    end.notify_one();
+    while db.value(&format!("select count(*) from graphile_worker.jobs where id = {id}")).await != 0 {}
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_is_heard_of_rarely_is_judged_by_its_own_interval() {
+    let db = Db::installed().await;
+    dead_worker(&db, "rs-live-a", "6 minutes", &[]).await;
+    db.run("update graphile_worker._rs_workers set heartbeat_interval = '4 minutes'").await;
+    let dry = || SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    assert!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids.is_empty());
+    db.run("update graphile_worker._rs_workers set heartbeat_interval = '30 seconds'").await;
+    assert_eq!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids, ["rs-live-a"]);
+}
+
 #[tokio::test]
 async fn workers_with_resilient_jobs_are_given_more_time() {
     let db = Db::installed().await;
