@@ -1,6 +1,6 @@
-//! The binary `graphile-worker`. So far it installs the schema; see the library beside it.
+//! The binary `graphile-worker`: see the library beside it.
 
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main]
 async fn main() -> std::process::ExitCode {
     graphile_worker_cli::main().await
 }

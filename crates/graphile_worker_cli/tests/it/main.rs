@@ -1,0 +1,6 @@
+//! The binary, run as a person would.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod schema_only;
+mod support;
