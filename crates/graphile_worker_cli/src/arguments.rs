@@ -67,7 +67,7 @@ pub(crate) struct RunArguments {
     pub(crate) once: bool,
 
     /// Delete what is not needed any more, then exit: GC_TASK_IDENTIFIERS, GC_JOB_QUEUES, DELETE_PERMAFAILED_JOBS
-    #[arg(long, value_name = "TASKS", value_delimiter = ',', num_args = 1.., conflicts_with_all = ["once", "watch", "schema_only"])]
+    #[arg(long, value_name = "TASKS", value_delimiter = ',', ignore_case = true, conflicts_with_all = ["once", "watch", "schema_only"])]
     pub(crate) cleanup: Option<Vec<Cleanup>>,
 
     /// Notice when tasks or the crontab change, without a restart
@@ -111,11 +111,11 @@ pub(crate) struct RunArguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "SCREAMING_SNAKE_CASE")]
 pub(crate) enum Cleanup {
-    /// Tasks that no job belongs to.
+    // Tasks that no job belongs to.
     GcTaskIdentifiers,
-    /// Queues that no job belongs to.
+    // Queues that no job belongs to.
     GcJobQueues,
-    /// Jobs that have failed for good.
+    // Jobs that have failed for good.
     DeletePermafailedJobs,
 }
 

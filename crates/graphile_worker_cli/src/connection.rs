@@ -17,8 +17,13 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// The flag wins over the environment, the environment over the file.
-    pub(crate) fn find(flag: Option<&str>, file: Option<&str>, schema: &str) -> Result<Database, Failure> {
+    /// The flag wins over the environment, the environment over the file, the file over what the application says.
+    pub(crate) fn find(
+        flag: Option<&str>,
+        file: Option<&str>,
+        application: Option<PgConnectOptions>,
+        schema: &str,
+    ) -> Result<Database, Failure> {
         let from_environment = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
         let has_pg_variables = std::env::var_os("PGDATABASE").is_some_and(|name| !name.is_empty());
         let options = match (flag, from_environment, file) {
@@ -26,10 +31,10 @@ impl Database {
             (None, Some(text), _) => parse("DATABASE_URL", &text)?,
             (None, None, _) if has_pg_variables => PgConnectOptions::new(),
             (None, None, Some(text)) => parse("the connection of the configuration file", text)?,
-            (None, None, None) => {
+            (None, None, None) => application.ok_or_else(|| {
                 let message = "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like";
-                return Err(Failure::Usage(message.to_owned()));
-            }
+                Failure::Usage(message.to_owned())
+            })?,
         };
         Ok(Database::new(options, schema))
     }

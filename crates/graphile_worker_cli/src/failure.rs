@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::process::ExitCode;
 
 /// Why the program ends without having done its work.
 #[derive(Debug)]
@@ -24,18 +23,18 @@ impl Failure {
     }
 
     /// Says why, and how that looks to a script.
-    pub(crate) fn tell(self) -> ExitCode {
+    pub(crate) fn tell(self) -> i32 {
         match self {
             Failure::Usage(message) => {
                 eprintln!("graphile-worker: {message} (see --help)");
-                ExitCode::from(2)
+                2
             }
             Failure::Failed(error) => {
                 eprintln!("graphile-worker: {}", explain(error.as_ref()));
-                ExitCode::FAILURE
+                1
             }
-            Failure::Said => ExitCode::FAILURE,
-            Failure::Signal(number) => ExitCode::from(128 + number),
+            Failure::Said => 1,
+            Failure::Signal(number) => 128 + i32::from(number),
         }
     }
 }

@@ -22,42 +22,82 @@ mod operate;
 mod output;
 mod run;
 mod settings;
+mod signals;
 
 use arguments::{Arguments, Command, Read};
 use clap::CommandFactory;
 use connection::Database;
 use failure::Failure;
+use graphile_worker::WorkerOptions;
 use log::LogFormat;
+use run::{Application, Until};
 use settings::{ConfigFile, RunSettings};
-use std::process::ExitCode;
+use signals::Signals;
 
-/// Runs the command line of this process and says how it ended.
-pub async fn main() -> ExitCode {
-    match do_what_is_asked().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.tell(),
-    }
+/// Runs the command line of this process, and ends the process.
+pub async fn main() -> ! {
+    end_with(do_what_is_asked(Application::plain()).await)
 }
 
-async fn do_what_is_asked() -> Result<(), Failure> {
+/// Runs the command line of this process with the application's own tasks compiled in, and ends the process.
+///
+/// It is the whole of `graphile-worker`: without a command it runs the jobs of these tasks, and of a folder `tasks` where
+/// there is one. What flags, environment and configuration file say wins over the options; the database and the schema
+/// that the options name are used where nobody says otherwise.
+///
+/// ```no_run
+/// use graphile_worker::{WorkerContext, WorkerOptions};
+///
+/// #[tokio::main]
+/// async fn main() {
+///     let options = WorkerOptions::default()
+///         .define_task("hello", |name: String, _ctx: WorkerContext| async move { println!("Hello, {name}") });
+///     graphile_worker_cli::main_with(options).await
+/// }
+/// ```
+pub async fn main_with(options: WorkerOptions) -> ! {
+    end_with(do_what_is_asked(Application { options, has_own_tasks: true }).await)
+}
+
+/// Ends the process at once: a handler that blocks its thread must not keep it.
+fn end_with(ended: Result<(), Failure>) -> ! {
+    std::process::exit(ended.map_or_else(Failure::tell, |()| 0))
+}
+
+async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
     let arguments = match arguments::read()? {
         Read::Asked(arguments) => *arguments,
         Read::Words(words) => return output::print(&words),
     };
     let Arguments { global, run, command } = arguments;
     let file = ConfigFile::read(global.config.as_deref())?;
-    let runs_jobs = matches!(command, None | Some(Command::Dev(_))) && !run.schema_only && run.cleanup.is_none();
+    let only_tidies = run.schema_only || run.cleanup.is_some();
+    let runs_jobs = matches!(command, None | Some(Command::Dev(_))) && !only_tidies;
     let format = global.log_format.or(file.log_format).unwrap_or(LogFormat::Text);
     log::start(format, if runs_jobs { "info" } else { "warn" });
-    let database =
-        || Database::find(global.connection.as_deref(), file.connection.as_deref(), settings::schema(&global, &file));
+    let schema = settings::schema(&global, &file, &application.options);
+    let database = || {
+        let of_application = application.options.connect_options();
+        Database::find(global.connection.as_deref(), file.connection.as_deref(), of_application, &schema)
+    };
     match command {
-        None if run.schema_only => operate::migrate(&database()?).await,
         None => {
             let database = database()?;
-            run::run(RunSettings::new(run, file)?, &database).await
+            let mut signals = Signals::listen()?;
+            let until = if run.once { Until::NothingIsLeft } else { Until::Told };
+            match &run.cleanup {
+                _ if run.schema_only => signals.unless_told(operate::migrate(&database)).await,
+                Some(tasks) => signals.unless_told(run::cleanup(tasks, &database)).await,
+                None => {
+                    let settings = RunSettings::new(run, file)?;
+                    run::run(application, &settings, &database, until, &mut signals).await
+                }
+            }
         }
-        Some(Command::Operate(command)) => operate::run(command, &database()?).await,
+        Some(Command::Operate(command)) => {
+            let database = database()?;
+            Signals::listen()?.unless_told(operate::run(command, &database)).await
+        }
         Some(Command::Crontab(command)) => crontab::run(command),
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();

@@ -1,6 +1,6 @@
 //! The binary `graphile-worker`: see the library beside it.
 
 #[tokio::main]
-async fn main() -> std::process::ExitCode {
+async fn main() {
     graphile_worker_cli::main().await
 }

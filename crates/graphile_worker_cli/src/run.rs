@@ -1,10 +1,146 @@
-//! Running jobs.
+//! Running jobs: a worker from the settings, until it is told to stop, or once. Told a second time, it leaves at once.
 
+use crate::arguments::Cleanup;
 use crate::connection::Database;
 use crate::failure::Failure;
-use crate::settings::RunSettings;
+use crate::output::print_line;
+use crate::settings::{Named, RunSettings};
+use crate::signals::Signals;
+use graphile_worker::{CleanupTask, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils};
+use tracing::info;
 
-pub(crate) async fn run(_settings: RunSettings, database: &Database) -> Result<(), Failure> {
-    let _ = database.pool(1).await?;
-    Err(Failure::because("this release can only install the schema: add --schema-only"))
+/// The worker that an application describes; or that of the plain command line, which has only the tasks folder.
+pub(crate) struct Application {
+    pub(crate) options: WorkerOptions,
+    pub(crate) has_own_tasks: bool,
+}
+
+impl Application {
+    /// What Node's command line does by default, but with recovery on.
+    pub(crate) fn plain() -> Application {
+        let options =
+            WorkerOptions::default().concurrency(1).worker_recovery(WorkerRecoveryConfig::default().enabled(true));
+        Application { options, has_own_tasks: false }
+    }
+}
+
+/// Whether to go on when there is nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    Told,
+    NothingIsLeft,
+}
+
+/// Runs jobs.
+pub(crate) async fn run(
+    application: Application,
+    settings: &RunSettings,
+    database: &Database,
+    until: Until,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
+    // What is wrong with files is told before anything is done to the database.
+    let options = describe(application, settings)?;
+    let starting = async {
+        let pool = database.pool(settings.max_pool_size).await?;
+        Ok(options.pg_pool(pool).schema(database.schema()).init().await?)
+    };
+    let worker = signals.unless_told(starting).await?;
+    run_until_done(&worker, until, signals).await
+}
+
+/// The first signal lets jobs finish, the second hands them back, the third does not even wait for that.
+async fn run_until_done(worker: &Worker, until: Until, signals: &mut Signals) -> Result<(), Failure> {
+    let mut told = 0;
+    let mut running = std::pin::pin!(async {
+        match until {
+            Until::Told => worker.run().await,
+            Until::NothingIsLeft => worker.run_once().await,
+        }
+    });
+    let mut last = 0;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut running => break ended,
+            (number, signal) = signals.next() => {
+                info!(label = "worker", worker_id = worker.worker_id(), signal, "asked to stop");
+                told += 1;
+                last = number;
+                if told > 2 {
+                    return Err(Failure::Signal(number));
+                }
+                worker.request_shutdown();
+            }
+        }
+    };
+    ended?;
+    if told > 1 { Err(Failure::Signal(last)) } else { Ok(()) }
+}
+
+/// The application's worker, with what the settings say over it.
+fn describe(application: Application, settings: &RunSettings) -> Result<WorkerOptions, Failure> {
+    let mut options = application.options.listen_os_shutdown_signals(false);
+    if let Some(jobs) = settings.jobs {
+        options = options.concurrency(jobs);
+    }
+    if let Some(interval) = settings.poll_interval {
+        options = options.poll_interval(interval);
+    }
+    if let Some(period) = settings.grace_period {
+        options = options.shutdown_grace_period(period);
+    }
+    if settings.no_prepared_statements {
+        options = options.use_prepared_statements(false);
+    }
+    if settings.no_recovery {
+        options = options.worker_recovery(WorkerRecoveryConfig::default().enabled(false));
+    }
+    options = with_tasks(options, settings, application.has_own_tasks)?;
+    with_crontab(options, settings)
+}
+
+/// Without tasks of the application's own, there has to be a folder of them.
+fn with_tasks(options: WorkerOptions, settings: &RunSettings, optional: bool) -> Result<WorkerOptions, Failure> {
+    let folder = settings.tasks.path();
+    if optional && matches!(settings.tasks, Named::Usual(_)) && !folder.exists() {
+        return Ok(options);
+    }
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => Ok(options),
+        Ok(_) => Err(Failure::because(format!("{} is not a folder, expected one of tasks", folder.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::because(format!(
+            "there is no folder {} to find tasks in: make it and put an executable into it for each task, or name \
+             another with --tasks DIR",
+            folder.display()
+        ))),
+        Err(error) => Err(Failure::because(format!("the folder of tasks {}: {error}", folder.display()))),
+    }
+}
+
+/// The usual crontab may be missing, one that somebody named may not.
+fn with_crontab(options: WorkerOptions, settings: &RunSettings) -> Result<WorkerOptions, Failure> {
+    let path = settings.crontab.path();
+    if matches!(settings.crontab, Named::Usual(_)) && !path.exists() {
+        return Ok(options);
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::because(format!("the crontab {} cannot be read: {error}", path.display())))?;
+    Ok(options.with_cron(text.as_str())?)
+}
+
+/// Deletes what is not needed any more, and says how much that was.
+pub(crate) async fn cleanup(tasks: &[Cleanup], database: &Database) -> Result<(), Failure> {
+    let tasks: Vec<CleanupTask> = tasks
+        .iter()
+        .map(|task| match task {
+            Cleanup::GcTaskIdentifiers => CleanupTask::GcTaskIdentifiers,
+            Cleanup::GcJobQueues => CleanupTask::GcJobQueues,
+            Cleanup::DeletePermafailedJobs => CleanupTask::DeletePermanentlyFailedJobs,
+        })
+        .collect();
+    let utils = WorkerUtils::new(database.pool(1).await?, database.schema());
+    // A schema that is too new for us is not for us to clean.
+    utils.migrate().await?;
+    let deleted = utils.cleanup(&tasks).await?;
+    print_line(&format!("{deleted} rows deleted"))
 }

@@ -3,6 +3,7 @@
 use crate::arguments::{GlobalArguments, RunArguments};
 use crate::failure::Failure;
 use crate::log::LogFormat;
+use graphile_worker::WorkerOptions;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -62,9 +63,9 @@ pub(crate) struct RunSettings {
     pub(crate) jobs: Option<usize>,
     pub(crate) max_pool_size: u32,
     pub(crate) poll_interval: Option<Duration>,
-    pub(crate) prepared_statements: bool,
+    pub(crate) no_prepared_statements: bool,
     pub(crate) grace_period: Option<Duration>,
-    pub(crate) recovery: bool,
+    pub(crate) no_recovery: bool,
 }
 
 /// A path that somebody named, or the usual one.
@@ -107,16 +108,17 @@ impl RunSettings {
             jobs,
             max_pool_size,
             poll_interval: poll_interval.map(Duration::from_millis),
-            prepared_statements: !(flags.no_prepared_statements || file.no_prepared_statements.unwrap_or(false)),
+            no_prepared_statements: flags.no_prepared_statements || file.no_prepared_statements.unwrap_or(false),
             grace_period: flags.grace_period.or(file.grace_period).map(Duration::from_secs),
-            recovery: !(flags.no_recovery || file.no_recovery.unwrap_or(false)),
+            no_recovery: flags.no_recovery || file.no_recovery.unwrap_or(false),
         })
     }
 }
 
-/// The schema, by flag or environment, by the file, or the usual one.
-pub(crate) fn schema<'a>(flags: &'a GlobalArguments, file: &'a ConfigFile) -> &'a str {
-    flags.schema.as_deref().or(file.schema.as_deref()).unwrap_or("graphile_worker")
+/// The schema, by flag or environment, by the file, or the application's.
+pub(crate) fn schema(flags: &GlobalArguments, file: &ConfigFile, application: &WorkerOptions) -> String {
+    let said = flags.schema.as_deref().or(file.schema.as_deref());
+    said.unwrap_or_else(|| application.schema_name()).to_owned()
 }
 
 #[cfg(test)]
@@ -129,7 +131,7 @@ mod tests {
         let flags = RunArguments { jobs: Some(9), ..RunArguments::default() };
         let settings = RunSettings::new(flags, file).expect("settings");
         assert_eq!((settings.jobs, settings.poll_interval), (Some(9), Some(Duration::from_millis(500))));
-        assert_eq!((settings.max_pool_size, settings.recovery), (10, false));
+        assert_eq!((settings.max_pool_size, settings.no_recovery), (10, true));
         assert_eq!(settings.tasks, Named::Usual("tasks".into()));
     }
 
