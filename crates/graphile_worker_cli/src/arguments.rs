@@ -22,6 +22,9 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) run: RunArguments,
 
+    #[command(flatten)]
+    pub(crate) tidy: TidyArguments,
+
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -54,21 +57,26 @@ pub(crate) struct GlobalArguments {
     pub(crate) log_format: Option<LogFormat>,
 }
 
+/// For the database, instead of running jobs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Instead of running jobs")]
+pub(crate) struct TidyArguments {
+    /// Just install (or update) the database schema, then exit
+    #[arg(long, conflicts_with_all = ["once", "watch", "cleanup"])]
+    pub(crate) schema_only: bool,
+
+    /// Delete what is not needed any more, then exit: GC_TASK_IDENTIFIERS, GC_JOB_QUEUES, DELETE_PERMAFAILED_JOBS
+    #[arg(long, value_name = "TASKS", value_delimiter = ',', ignore_case = true, conflicts_with_all = ["once", "watch"])]
+    pub(crate) cleanup: Option<Vec<Cleanup>>,
+}
+
 /// For running jobs.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Running jobs")]
 pub(crate) struct RunArguments {
-    /// Just install (or update) the database schema, then exit
-    #[arg(long, conflicts_with_all = ["once", "watch"])]
-    pub(crate) schema_only: bool,
-
     /// Run until there are no runnable jobs left, then exit
     #[arg(long, conflicts_with = "watch")]
     pub(crate) once: bool,
-
-    /// Delete what is not needed any more, then exit: GC_TASK_IDENTIFIERS, GC_JOB_QUEUES, DELETE_PERMAFAILED_JOBS
-    #[arg(long, value_name = "TASKS", value_delimiter = ',', ignore_case = true, conflicts_with_all = ["once", "watch", "schema_only"])]
-    pub(crate) cleanup: Option<Vec<Cleanup>>,
 
     /// Notice when tasks or the crontab change, without a restart
     #[arg(short, long)]
@@ -178,7 +186,7 @@ pub(crate) fn read() -> Result<Read, Failure> {
 
 /// A flag for running jobs means nothing to another command; before `dev`, it belongs behind it.
 fn refuse_misplaced(matches: &clap::ArgMatches, command: &str) -> Result<(), Failure> {
-    let of_run = RunArguments::augment_args(clap::Command::new("run"));
+    let of_run = TidyArguments::augment_args(RunArguments::augment_args(clap::Command::new("run")));
     let misplaced = of_run
         .get_arguments()
         .find(|argument| matches.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine));

@@ -5,6 +5,7 @@
 //! | What does it accept? | `arguments` |
 //! | What is set, by flags, environment, file? | `settings`, and for the database `connection` |
 //! | How are jobs run? | `run` |
+//! | How does it run without a database? | `dev` |
 //! | What does an operator ask? | `operate` |
 //! | When does a crontab fire, and what is wrong with it? | `crontab` |
 //! | How do log lines look? | `log` |
@@ -16,6 +17,7 @@
 mod arguments;
 mod connection;
 mod crontab;
+mod dev;
 mod failure;
 mod log;
 mod operate;
@@ -30,7 +32,7 @@ use connection::Database;
 use failure::Failure;
 use graphile_worker::WorkerOptions;
 use log::LogFormat;
-use run::{Application, Until};
+use run::Application;
 use settings::{ConfigFile, RunSettings};
 use signals::Signals;
 
@@ -69,9 +71,9 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
         Read::Asked(arguments) => *arguments,
         Read::Words(words) => return output::print(&words),
     };
-    let Arguments { global, run, command } = arguments;
+    let Arguments { global, run, tidy, command } = arguments;
     let file = ConfigFile::read(global.config.as_deref())?;
-    let only_tidies = run.schema_only || run.cleanup.is_some();
+    let only_tidies = tidy.schema_only || tidy.cleanup.is_some();
     let runs_jobs = matches!(command, None | Some(Command::Dev(_))) && !only_tidies;
     let format = global.log_format.or(file.log_format).unwrap_or(LogFormat::Text);
     log::start(format, if runs_jobs { "info" } else { "warn" });
@@ -84,13 +86,14 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
         None => {
             let database = database()?;
             let mut signals = Signals::listen()?;
-            let until = if run.once { Until::NothingIsLeft } else { Until::Told };
-            match &run.cleanup {
-                _ if run.schema_only => signals.unless_told(operate::migrate(&database)).await,
+            match &tidy.cleanup {
+                _ if tidy.schema_only => signals.unless_told(operate::migrate(&database)).await,
                 Some(tasks) => signals.unless_told(run::cleanup(tasks, &database)).await,
                 None => {
                     let settings = RunSettings::new(run, file)?;
-                    run::run(application, &settings, &database, until, &mut signals).await
+                    // What is wrong with files is told before anything is done to the database.
+                    let options = run::describe(application, &settings)?;
+                    run::run(options, &settings, &database, &mut signals).await
                 }
             }
         }
@@ -109,6 +112,13 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
             clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
             output::print(&String::from_utf8_lossy(&page))
         }
-        Some(Command::Dev(_)) => Err(Failure::because("not here yet")),
+        Some(Command::Dev(_)) if global.connection.is_some() => {
+            Err(Failure::Usage("`dev` has a database of its own: leave out -c, or leave out `dev`".to_owned()))
+        }
+        Some(Command::Dev(asked)) => {
+            let mut settings = RunSettings::new(asked.run, file)?;
+            settings.watch = true;
+            dev::dev(application, &settings, &schema, asked.reset, &mut Signals::listen()?).await
+        }
     }
 }

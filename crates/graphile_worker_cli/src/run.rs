@@ -24,40 +24,25 @@ impl Application {
     }
 }
 
-/// Whether to go on when there is nothing to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Until {
-    Told,
-    NothingIsLeft,
-}
-
 /// Runs jobs.
 pub(crate) async fn run(
-    application: Application,
+    options: WorkerOptions,
     settings: &RunSettings,
     database: &Database,
-    until: Until,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
-    // What is wrong with files is told before anything is done to the database.
-    let options = describe(application, settings)?;
     let starting = async {
         let pool = database.pool(settings.max_pool_size).await?;
         Ok(options.pg_pool(pool).schema(database.schema()).init().await?)
     };
     let worker = signals.unless_told(starting).await?;
-    run_until_done(&worker, until, signals).await
+    run_until_done(&worker, settings.once, signals).await
 }
 
 /// The first signal lets jobs finish, the second hands them back, the third does not even wait for that.
-async fn run_until_done(worker: &Worker, until: Until, signals: &mut Signals) -> Result<(), Failure> {
+async fn run_until_done(worker: &Worker, once: bool, signals: &mut Signals) -> Result<(), Failure> {
     let mut told = 0;
-    let mut running = std::pin::pin!(async {
-        match until {
-            Until::Told => worker.run().await,
-            Until::NothingIsLeft => worker.run_once().await,
-        }
-    });
+    let mut running = std::pin::pin!(async { if once { worker.run_once().await } else { worker.run().await } });
     let mut last = 0;
     let ended = loop {
         tokio::select! {
@@ -78,7 +63,7 @@ async fn run_until_done(worker: &Worker, until: Until, signals: &mut Signals) ->
 }
 
 /// The application's worker, with what the settings say over it.
-fn describe(application: Application, settings: &RunSettings) -> Result<WorkerOptions, Failure> {
+pub(crate) fn describe(application: Application, settings: &RunSettings) -> Result<WorkerOptions, Failure> {
     let mut options = application.options.listen_os_shutdown_signals(false);
     if let Some(jobs) = settings.jobs {
         options = options.concurrency(jobs);

@@ -59,6 +59,7 @@ pub(crate) struct RunSettings {
     pub(crate) tasks: Named,
     /// The crontab, and whether somebody named it.
     pub(crate) crontab: Named,
+    pub(crate) once: bool,
     pub(crate) watch: bool,
     pub(crate) jobs: Option<usize>,
     pub(crate) max_pool_size: u32,
@@ -104,6 +105,7 @@ impl RunSettings {
         Ok(RunSettings {
             tasks: Named::or_usual(flags.tasks.or(file.tasks), "tasks"),
             crontab: Named::or_usual(flags.crontab.or(file.crontab), "crontab"),
+            once: flags.once,
             watch: flags.watch || file.watch.unwrap_or(false),
             jobs,
             max_pool_size,

@@ -2,5 +2,10 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod bad_input;
+mod crontab;
+mod dev;
+mod own_binary;
+mod run;
 mod schema_only;
 mod support;
