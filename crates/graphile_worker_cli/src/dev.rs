@@ -8,6 +8,7 @@ use crate::settings::RunSettings;
 use crate::signals::Signals;
 use graphile_worker_devdb::{Cluster, ClusterOptions};
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const FOLDER: &str = ".graphile-worker";
@@ -29,7 +30,7 @@ pub(crate) async fn dev(
     let database = Database::new(cluster.options("postgres"), schema);
     let ended = async {
         signals.unless_told(install(&database)).await?;
-        print(&greeting(&cluster, schema))?;
+        print(&greeting(&cluster, schema, &a_task(settings.tasks.path())))?;
         run::run(options, settings, &database, signals).await
     }
     .await;
@@ -59,7 +60,16 @@ async fn install(database: &Database) -> Result<(), Failure> {
     Ok(())
 }
 
-fn greeting(cluster: &Cluster, schema: &str) -> String {
+/// The name of a task that is there, for an example that works when it is pasted.
+fn a_task(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let executables = files
+        .filter(|file| file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0));
+    let names = executables.filter_map(|file| file.path().file_stem()?.to_str().map(str::to_owned));
+    names.filter(|name| !name.contains('\'')).min().unwrap_or_else(|| "hello".to_owned())
+}
+
+fn greeting(cluster: &Cluster, schema: &str, task: &str) -> String {
     let plain = schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && schema.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let schema = if plain { schema.to_owned() } else { format!("\"{}\"", schema.replace('"', "\"\"")) };
@@ -71,7 +81,7 @@ fn greeting(cluster: &Cluster, schema: &str) -> String {
          \x20   DATABASE_URL={url}\n\n\
          To add a job, start psql and paste the second line:\n\n\
          \x20   psql -h '{socket}' -p {port} -U postgres\n\
-         \x20   select {schema}.add_job('hello', '{{\"name\": \"world\"}}');\n\n",
+         \x20   select {schema}.add_job('{task}', '{{\"name\": \"world\"}}');\n\n",
         folder = cluster.folder().display(),
         url = cluster.url("postgres"),
         port = options.get_port(),

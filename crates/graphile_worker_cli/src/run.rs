@@ -87,18 +87,17 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
 /// Without tasks of the application's own, there has to be a folder of them.
 fn with_tasks(options: WorkerOptions, settings: &RunSettings, optional: bool) -> Result<WorkerOptions, Failure> {
     let folder = settings.tasks.path();
-    if optional && matches!(settings.tasks, Named::Usual(_)) && !folder.exists() {
-        return Ok(options);
-    }
     match std::fs::metadata(folder) {
-        Ok(found) if found.is_dir() => Ok(options),
-        Ok(_) => Err(Failure::because(format!("{} is not a folder, expected one of tasks", folder.display()))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::because(format!(
+        Ok(_) => Ok(options.tasks_dir(folder)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::because(format!("the tasks folder {}: {error}", folder.display())))
+        }
+        Err(_) if optional && matches!(settings.tasks, Named::Usual(_)) => Ok(options),
+        Err(_) => Err(Failure::because(format!(
             "there is no folder {} to find tasks in: make it and put an executable into it for each task, or name \
              another with --tasks DIR",
             folder.display()
         ))),
-        Err(error) => Err(Failure::because(format!("the folder of tasks {}: {error}", folder.display()))),
     }
 }
 

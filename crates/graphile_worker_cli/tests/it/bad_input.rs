@@ -131,7 +131,7 @@ async fn a_tasks_folder_that_is_none_is_told_before_the_database_is_touched() {
     for (arguments, message) in [
         (&[][..], "there is no folder tasks to find tasks in: make it and put an executable into it for each task"),
         (&["--once", "--tasks", "elsewhere"], "there is no folder elsewhere to find tasks in"),
-        (&["--tasks", "file"], "file is not a folder"),
+        (&["--tasks", "file"], "file is a file, expected a folder"),
     ] {
         let mut command = folder.graphile_worker(arguments);
         command.env("DATABASE_URL", database.url());
@@ -174,7 +174,7 @@ async fn a_task_without_its_run_bit_is_named_and_the_others_run() {
     let (_, stderr) = texts(&output);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert_eq!(
-        stderr.lines().filter(|line| line.contains("WARN") && line.contains("tasks/forgotten")).count(),
+        stderr.lines().filter(|line| line.contains("WARN") && line.contains("forgotten (has no run bit)")).count(),
         1,
         "{stderr}"
     );
@@ -226,7 +226,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         assert!(help.contains(flag), "{flag} is not in:\n{help}");
     }
     for (shell, words) in [
-        ("bash", "complete -F _graphile-worker"),
+        ("bash", "complete -F _graphile__worker"),
         ("zsh", "#compdef graphile-worker"),
         ("fish", "complete -c graphile-worker"),
     ] {

@@ -31,7 +31,7 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
     dev.line(&["connected and looking for jobs", "hello"]);
     let mut connection = PgConnection::connect(&url).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
-    dev.line(&["hello{1})] INFO: {\"payload\":{\"name\":\"world\"}}"]);
+    dev.line(&["hello{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
     // Watch is on.
     folder.script("tasks/late", "#!/bin/sh\necho better late than never\n");
     sqlx::raw_sql("select graphile_worker.add_job('late')").execute(&mut connection).await.unwrap();
@@ -71,6 +71,7 @@ async fn a_killed_dev_leaves_no_server_behind() {
     let mut dev = Running::start(folder.graphile_worker(&["dev"]));
     dev.line(&["connected and looking for jobs"]);
     dev.signal("KILL");
+    assert_eq!(dev.end().0, None);
     let patience = Instant::now() + PATIENCE;
     while server_runs(folder.path()) {
         assert!(Instant::now() < patience, "the server goes on");

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod crontab;
+mod demo;
 mod dev;
 mod own_binary;
 mod run;

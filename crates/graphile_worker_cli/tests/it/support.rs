@@ -111,10 +111,10 @@ pub(crate) fn graphile_worker(arguments: &[&str]) -> Command {
     clean(Command::new(env!("CARGO_BIN_EXE_graphile-worker")), arguments)
 }
 
-/// An application that has the command line compiled in.
-pub(crate) fn own_binary(arguments: &[&str]) -> Command {
+/// A program of examples/, built with the tests.
+pub(crate) fn example(name: &str, arguments: &[&str]) -> Command {
     let folder = Path::new(env!("CARGO_BIN_EXE_graphile-worker")).parent().unwrap().join("examples");
-    clean(Command::new(folder.join("own_binary")), arguments)
+    clean(Command::new(folder.join(name)), arguments)
 }
 
 fn clean(mut command: Command, arguments: &[&str]) -> Command {
@@ -159,7 +159,9 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
 pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
+    /// What was asked for, then the others.
     seen: Vec<String>,
+    asked: usize,
 }
 
 impl Running {
@@ -176,21 +178,26 @@ impl Running {
                 }
             });
         }
-        Running { child, lines, seen: Vec::new() }
+        Running { child, lines, seen: Vec::new(), asked: 0 }
     }
 
-    /// The next line that has all of this in it.
+    /// A line that has all of this in it, other than those that were asked for before.
     pub(crate) fn line(&mut self, parts: &[&str]) -> String {
         let patience = Instant::now() + PATIENCE;
+        let fits = |line: &str| parts.iter().all(|part| line.contains(part));
         loop {
+            if let Some(position) = self.seen.iter().skip(self.asked).position(|line| fits(line)) {
+                // Standard output and standard error may overtake each other: what stands before is kept.
+                let line = self.seen.remove(self.asked + position);
+                self.seen.insert(self.asked, line.clone());
+                self.asked += 1;
+                return line;
+            }
             let left = patience.saturating_duration_since(Instant::now());
             let Ok(line) = self.lines.recv_timeout(left) else {
                 panic!("no line with {parts:?} in:\n{}", self.seen.join("\n"));
             };
-            self.seen.push(line.clone());
-            if parts.iter().all(|part| line.contains(part)) {
-                return line;
-            }
+            self.seen.push(line);
         }
     }
 
