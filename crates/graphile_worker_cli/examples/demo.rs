@@ -29,20 +29,19 @@ const QUIET: Duration = Duration::from_secs(4);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let seconds: u64 = std::env::args().nth(1).map_or(Ok(20), |seconds| seconds.parse())?;
-    let folder = demo_folder()?;
-    let (mut worker, url) = start_worker(&folder)?;
-    let told = tokio::select! {
-        fed = feed(&url, Duration::from_secs(seconds)) => { fed?; false }
-        interrupted = tokio::signal::ctrl_c() => { interrupted?; true }
+    let folder = DemoFolder::choose()?;
+    let (mut worker, url) = start_worker(&folder.path)?;
+    let mut told = false;
+    let fed = tokio::select! {
+        fed = feed(&url, Duration::from_secs(seconds)) => fed,
+        _ = tokio::signal::ctrl_c() => { told = true; Ok(()) }
     };
     // In a terminal, Ctrl-C has reached the worker as well.
-    if !told || worker.try_wait()?.is_none() {
+    if !told {
         let _ = Command::new("kill").args(["-TERM", &worker.id().to_string()]).status();
     }
     let status = worker.wait()?;
-    if folder.starts_with(std::env::temp_dir()) {
-        let _ = std::fs::remove_dir_all(&folder);
-    }
+    fed?;
     if !told && !status.success() {
         return Err(format!("the worker ended with {status}").into());
     }
@@ -106,18 +105,35 @@ fn pass_on(lines: Lines<BufReader<ChildStdout>>) {
 }
 
 /// The folder examples/demo; where PostgreSQL could not enter it, because we are root and it must not be, a copy.
-fn demo_folder() -> Result<PathBuf, Box<dyn Error>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/demo").canonicalize()?;
-    let is_root = String::from_utf8(Command::new("id").arg("-u").output()?.stdout)?.trim() == "0";
-    let is_open = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o001 != 0);
-    if !is_root || folder.ancestors().all(is_open) {
-        return Ok(folder);
+struct DemoFolder {
+    path: PathBuf,
+    is_copy: bool,
+}
+
+impl DemoFolder {
+    fn choose() -> Result<DemoFolder, Box<dyn Error>> {
+        let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/demo").canonicalize()?;
+        let is_root = String::from_utf8(Command::new("id").arg("-u").output()?.stdout)?.trim() == "0";
+        let is_open = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o001 != 0);
+        if !is_root || original.ancestors().all(is_open) {
+            return Ok(DemoFolder { path: original, is_copy: false });
+        }
+        let copy = std::env::temp_dir().join(format!("graphile-worker-demo-{}", std::process::id()));
+        std::fs::create_dir(&copy)?;
+        for part in ["tasks", "crontab"] {
+            let copied = Command::new("cp").arg("-R").arg(original.join(part)).arg(&copy).status()?;
+            if !copied.success() {
+                return Err(format!("could not copy {} to {}", original.display(), copy.display()).into());
+            }
+        }
+        Ok(DemoFolder { path: copy, is_copy: true })
     }
-    let copy = std::env::temp_dir().join(format!("graphile-worker-demo-{}", std::process::id()));
-    let copied = Command::new("cp").arg("-R").arg(&folder).arg(&copy).status()?;
-    if !copied.success() {
-        return Err(format!("could not copy {} to {}", folder.display(), copy.display()).into());
+}
+
+impl Drop for DemoFolder {
+    fn drop(&mut self) {
+        if self.is_copy {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
     }
-    Command::new("chmod").arg("755").arg(&copy).status()?;
-    Ok(copy)
 }
