@@ -4,9 +4,10 @@ use crate::arguments::Cleanup;
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print_line;
-use crate::settings::{Named, RunSettings};
+use crate::settings::RunSettings;
 use crate::signals::Signals;
-use graphile_worker::{CleanupTask, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils};
+use graphile_worker::{CleanupTask, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils, parse_crontab};
+use std::io::ErrorKind;
 use tracing::info;
 
 /// The worker that an application describes; or that of the plain command line, which has only the tasks folder.
@@ -80,36 +81,47 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
     if settings.no_recovery {
         options = options.worker_recovery(WorkerRecoveryConfig::default().enabled(false));
     }
+    if settings.watch {
+        options = options.watch(true);
+    }
     options = with_tasks(options, settings, application.has_own_tasks)?;
-    with_crontab(options, settings)
+    with_crontab(options, settings, application.has_own_tasks)
 }
 
 /// Without tasks of the application's own, there has to be a folder of them.
 fn with_tasks(options: WorkerOptions, settings: &RunSettings, optional: bool) -> Result<WorkerOptions, Failure> {
     let folder = settings.tasks.path();
     match std::fs::metadata(folder) {
-        Ok(_) => Ok(options.tasks_dir(folder)),
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(Failure::because(format!("the tasks folder {}: {error}", folder.display())))
         }
-        Err(_) if optional && matches!(settings.tasks, Named::Usual(_)) => Ok(options),
+        Err(_) if optional && settings.tasks.is_usual() => Ok(options),
         Err(_) => Err(Failure::because(format!(
             "there is no folder {} to find tasks in: make it and put an executable into it for each task, or name \
              another with --tasks DIR",
             folder.display()
         ))),
+        Ok(_) => Ok(options.tasks_dir(folder)),
     }
 }
 
-/// The usual crontab may be missing, one that somebody named may not.
-fn with_crontab(options: WorkerOptions, settings: &RunSettings) -> Result<WorkerOptions, Failure> {
+/// The usual crontab may be missing, and come later; one that somebody named may not. The worker reads it again when it
+/// starts: here, mistakes are told before anything else is done.
+fn with_crontab(options: WorkerOptions, settings: &RunSettings, optional: bool) -> Result<WorkerOptions, Failure> {
     let path = settings.crontab.path();
-    if matches!(settings.crontab, Named::Usual(_)) && !path.exists() {
-        return Ok(options);
+    let cannot = |problem: String| Failure::because(format!("the crontab {} cannot be {problem}", path.display()));
+    match std::fs::read_to_string(path) {
+        // The application may have named another.
+        Err(error) if error.kind() == ErrorKind::NotFound && settings.crontab.is_usual() && optional => Ok(options),
+        Err(error) if error.kind() == ErrorKind::NotFound && settings.crontab.is_usual() => {
+            Ok(options.crontab_file_if_any(path))
+        }
+        Err(error) => Err(cannot(format!("read: {error}"))),
+        Ok(text) => {
+            parse_crontab(&text).map_err(|mistakes| cannot(format!("used:\n{mistakes}")))?;
+            Ok(options.crontab_file(path))
+        }
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::because(format!("the crontab {} cannot be read: {error}", path.display())))?;
-    Ok(options.with_cron(text.as_str())?)
 }
 
 /// Deletes what is not needed any more, and says how much that was.

@@ -83,6 +83,10 @@ impl Named {
         path.map_or_else(|| Named::Usual(usual.into()), Named::By)
     }
 
+    pub(crate) fn is_usual(&self) -> bool {
+        matches!(self, Named::Usual(_))
+    }
+
     pub(crate) fn path(&self) -> &Path {
         let (Named::By(path) | Named::Usual(path)) = self;
         path

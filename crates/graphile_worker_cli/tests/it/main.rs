@@ -7,6 +7,7 @@ mod crontab;
 mod demo;
 mod dev;
 mod own_binary;
+mod readme;
 mod run;
 mod schema_only;
 mod support;

@@ -218,6 +218,9 @@ async fn watch_takes_up_tasks_and_a_crontab_that_change() {
         folder.script("tasks/late", "#!/bin/sh\necho better late than never\n");
         run_sql(&database, &add_job("late")).await;
         worker.line(&["late{", "INFO: better late than never"]);
+        let crontab = format!("* * * * * * greet {{with: \"{flag}\"}}\n");
+        folder.write("crontab", &crontab);
+        worker.line(&["greet{", &format!("\"with\":\"{flag}\"")]);
         worker.signal("TERM");
         assert_eq!(worker.end().0, Some(0));
     }
@@ -325,4 +328,24 @@ async fn no_password_is_on_a_command_line_or_in_the_log() {
     .execute(&mut connection)
     .await
     .unwrap();
+}
+
+/// The kernel gives process 1 no signal that it does not listen to.
+#[tokio::test]
+async fn as_process_1_of_a_container_it_hears_signals() {
+    let (database, folder) = (installed_database().await, greeting_folder());
+    let plain = on(&database, &folder, &[]);
+    let mut alone = Command::new("unshare");
+    alone.args(["--pid", "--fork", "--kill-child"]).arg(plain.get_program()).current_dir(folder.path());
+    alone.env("DATABASE_URL", database.url());
+    if !Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
+        return; // Only root can do this, and only on Linux.
+    }
+    let mut worker = Running::start(alone);
+    worker.line(&["connected and looking for jobs"]);
+    let children = format!("/proc/{0}/task/{0}/children", worker.pid());
+    let inside = std::fs::read_to_string(children).unwrap();
+    assert!(Command::new("kill").args(["-TERM", inside.trim()]).status().unwrap().success());
+    worker.line(&["INFO: asked to stop (signal: SIGTERM)"]);
+    assert_eq!(worker.end().0, Some(0));
 }

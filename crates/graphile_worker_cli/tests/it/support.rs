@@ -117,7 +117,7 @@ pub(crate) fn example(name: &str, arguments: &[&str]) -> Command {
     clean(Command::new(folder.join(name)), arguments)
 }
 
-fn clean(mut command: Command, arguments: &[&str]) -> Command {
+pub(crate) fn clean(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments);
     for (name, _) in std::env::vars_os() {
         let named = name.to_string_lossy();
