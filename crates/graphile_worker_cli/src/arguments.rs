@@ -65,7 +65,7 @@ pub(crate) struct TidyArguments {
     #[arg(long, conflicts_with_all = ["once", "watch", "cleanup"])]
     pub(crate) schema_only: bool,
 
-    /// Delete what is not needed any more, then exit: GC_TASK_IDENTIFIERS, GC_JOB_QUEUES, DELETE_PERMAFAILED_JOBS
+    /// Delete what is not needed any more, then exit; several with commas between them
     #[arg(long, value_name = "TASKS", value_delimiter = ',', ignore_case = true, conflicts_with_all = ["once", "watch"])]
     pub(crate) cleanup: Option<Vec<Cleanup>>,
 }

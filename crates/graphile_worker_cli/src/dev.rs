@@ -9,6 +9,7 @@ use crate::signals::Signals;
 use graphile_worker_devdb::{Cluster, ClusterOptions};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 const FOLDER: &str = ".graphile-worker";
@@ -27,6 +28,9 @@ pub(crate) async fn dev(
     let _only_us = take(&folder)?;
     let opening = ClusterOptions::new(&folder).fresh(reset);
     let cluster = signals.unless_told(async { Ok(tokio::task::spawn_blocking(|| opening.open()).await??) }).await?;
+    if std::env::var("DATABASE_URL").as_deref() != Ok(&cluster.url("postgres")) {
+        return Err(begin_again(&cluster));
+    }
     let database = Database::new(cluster.options("postgres"), schema);
     let ended = async {
         signals.unless_told(install(&database)).await?;
@@ -51,6 +55,27 @@ fn take(folder: &Path) -> Result<File, Failure> {
             folder.display()
         ))),
     }
+}
+
+/// Becomes the same program in an environment that leads to this database: tasks look there for theirs, and must not find
+/// another. A process cannot change its own environment while it has threads. Returns only if that failed.
+fn begin_again(cluster: &Cluster) -> Failure {
+    let options = cluster.options("postgres");
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return Failure::because(format!("could not find this program: {error}")),
+    };
+    let mut command = std::process::Command::new(program);
+    command.args(std::env::args_os().skip(1).filter(|argument| argument != "--reset"));
+    for variable in ["PGHOSTADDR", "PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSSLMODE", "PGOPTIONS"] {
+        command.env_remove(variable);
+    }
+    if let Some(socket) = options.get_socket() {
+        command.env("PGHOST", socket);
+    }
+    command.env("PGPORT", options.get_port().to_string()).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
+    command.env("DATABASE_URL", cluster.url("postgres"));
+    Failure::because(format!("could not start this program again: {}", command.exec()))
 }
 
 async fn install(database: &Database) -> Result<(), Failure> {

@@ -67,8 +67,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
         }
         event.record(&mut fields);
         let mut line = match self.format {
-            LogFormat::Json => fields.as_json(event.metadata().level()),
-            LogFormat::Text => fields.as_text(event.metadata().level(), event.metadata().target(), self.colours),
+            LogFormat::Json => fields.into_json(event.metadata().level()),
+            LogFormat::Text => fields.into_text(event.metadata().level(), event.metadata().target(), self.colours),
         };
         line.push('\n');
         // Nobody may be reading any more, and jobs have to run all the same.
@@ -115,7 +115,7 @@ impl Fields {
         self.0.insert(field.name().to_owned(), value);
     }
 
-    fn as_json(mut self, level: &Level) -> String {
+    fn into_json(mut self, level: &Level) -> String {
         let mut line = Map::new();
         line.insert("time".to_owned(), Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true).into());
         line.insert("level".to_owned(), level.as_str().into());
@@ -127,7 +127,7 @@ impl Fields {
     }
 
     /// Who, how grave, what; then how long it took and what else there is, and last why.
-    fn as_text(mut self, level: &Level, target: &str, colours: bool) -> String {
+    fn into_text(mut self, level: &Level, target: &str, colours: bool) -> String {
         let scope = tamed(&self.scope(target));
         let mut rest = self.take("message");
         let error = self.take("error");
@@ -236,19 +236,19 @@ mod tests {
             (fields(json!({"label": "cron", "message": "again"})), Level::INFO, "[cron] INFO: again"),
             (fields(json!({"message": "schema migrated"})), Level::INFO, "[core] INFO: schema migrated"),
         ] {
-            assert_eq!(fields.as_text(&level, "graphile_worker::migrate", false), line);
+            assert_eq!(fields.into_text(&level, "graphile_worker::migrate", false), line);
         }
     }
 
     #[test]
     fn what_a_task_prints_does_not_steer_the_terminal() {
-        let line = fields(json!({"message": "\x1b[2Jgone\r"})).as_text(&Level::WARN, "graphile_worker", true);
+        let line = fields(json!({"message": "\x1b[2Jgone\r"})).into_text(&Level::WARN, "graphile_worker", true);
         assert_eq!(line, "[core] \x1b[33mWARN\x1b[0m: \u{fffd}[2Jgone\u{fffd}");
     }
 
     #[test]
     fn lines_for_machines_are_objects_with_time_level_and_message() {
-        let line = fields(json!({"message": "job completed", "job_id": 42})).as_json(&Level::INFO);
+        let line = fields(json!({"message": "job completed", "job_id": 42})).into_json(&Level::INFO);
         let line: Value = serde_json::from_str(&line).expect("an object");
         assert_eq!(line["message"], "job completed");
         assert_eq!((&line["level"], &line["job_id"]), (&json!("INFO"), &json!(42)));

@@ -89,8 +89,9 @@ async fn a_fresh_cluster_has_nothing_of_earlier_runs_even_if_it_still_runs() {
     let cluster = folder.open();
     sqlx::raw_sql("create table notes (note text)").execute(&mut connect(&cluster).await).await.unwrap();
     let fresh = graphile_worker_devdb::ClusterOptions::new(cluster.folder()).fresh(true).open().unwrap();
-    let tables = sqlx::query("select from pg_tables where tablename = 'notes'").fetch_all(&mut connect(&fresh).await);
-    assert!(tables.await.unwrap().is_empty());
+    let mut connection = connect(&fresh).await;
+    let tables = sqlx::query("select from pg_tables where tablename = 'notes'").fetch_all(&mut connection).await;
+    assert!(tables.unwrap().is_empty());
 }
 
 #[test]

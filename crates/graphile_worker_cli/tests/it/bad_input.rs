@@ -1,7 +1,8 @@
 //! What is wrong is told in one message, with an exit code, and nothing is half done.
 
 use crate::support::{
-    Folder, empty_database, failure, failure_of, graphile_worker, installed_database, run_sql, server, texts, value,
+    Folder, empty_database, failure, failure_of, graphile_worker, installed_database, one_line, run_sql, server, texts,
+    value,
 };
 use std::process::Command;
 
@@ -201,7 +202,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         let output = graphile_worker(arguments).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty());
     }
-    let help = texts(&graphile_worker(&["--help"]).output().unwrap()).0;
+    let help = one_line(&texts(&graphile_worker(&["--help"]).output().unwrap()).0);
     for flag in [
         "-c, --connection",
         "-s, --schema",

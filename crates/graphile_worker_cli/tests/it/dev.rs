@@ -49,6 +49,25 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
 }
 
 #[tokio::test]
+async fn tasks_find_the_private_database_and_no_other() {
+    let folder = Folder::new();
+    folder.script(
+        "tasks/look",
+        "#!/bin/sh\necho \"url $DATABASE_URL\"\necho \"at $PGHOST:$PGDATABASE:${PGPASSWORD-none}\"\n",
+    );
+    let mut command = folder.graphile_worker(&["dev"]);
+    command.env("DATABASE_URL", "postgres://elsewhere/db").env("PGHOST", "elsewhere").env("PGPASSWORD", "secret");
+    let mut dev = Running::start(command);
+    let (url, _) = greeting(&mut dev);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("select graphile_worker.add_job('look')").execute(&mut connection).await.unwrap();
+    dev.line(&[&format!("INFO: url {url}")]);
+    dev.line(&["INFO: at /", ":postgres:none"]);
+    dev.signal("TERM");
+    assert_eq!(dev.end().0, Some(0));
+}
+
+#[tokio::test]
 async fn data_is_kept_until_it_is_reset() {
     let folder = folder_with_a_task();
     let add = "select graphile_worker.add_job('nobodys')";

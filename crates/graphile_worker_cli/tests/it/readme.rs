@@ -1,7 +1,7 @@
 //! What the README shows is so: its shell and SQL are run, its configuration file is read, its figures are those that
 //! were measured. (Its Rust is compiled by the library's documentation tests, its crontab is read by those of the crontab.)
 
-use crate::support::{Folder, clean, empty_database, graphile_worker, run_sql, texts, value};
+use crate::support::{Folder, clean, empty_database, graphile_worker, one_line, run_sql, texts, value};
 use std::path::Path;
 use std::process::Command;
 
@@ -85,6 +85,8 @@ fn its_program_is_the_example() {
 #[test]
 fn its_options_are_those_of_help_with_their_defaults() {
     let help = texts(&graphile_worker(&["--help"]).output().unwrap()).0;
+    let long = help.lines().filter(|line| line.trim_start().starts_with('-')).count();
+    let help = one_line(&help);
     let table = README.split("| option | default | |").nth(1).unwrap().split("\n\n").next().unwrap();
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| `-")).collect();
     for row in &rows {
@@ -96,7 +98,6 @@ fn its_options_are_those_of_help_with_their_defaults() {
             assert!(help.contains(&format!("[default: {default}")), "{row}");
         }
     }
-    let long = help.lines().filter(|line| line.trim_start().starts_with('-')).count();
     assert_eq!(long, rows.len() + 2, "all but --help and --version are in the table");
 }
 

@@ -155,6 +155,11 @@ pub(crate) fn texts(output: &Output) -> (String, String) {
     (String::from_utf8(output.stdout.clone()).unwrap(), String::from_utf8(output.stderr.clone()).unwrap())
 }
 
+/// Without the line breaks of a terminal.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// The binary at work, with what it writes.
 pub(crate) struct Running {
     child: Child,
