@@ -1,5 +1,6 @@
 //! How a command ends that did not do its work: one message on standard error, and an exit code.
 
+use crate::log;
 use std::error::Error;
 use std::fmt::Write;
 
@@ -26,11 +27,11 @@ impl Failure {
     pub(crate) fn tell(self) -> i32 {
         match self {
             Failure::Usage(message) => {
-                eprintln!("graphile-worker: {message} (see --help)");
+                log::last_words(&format!("{message} (see --help)"));
                 2
             }
             Failure::Failed(error) => {
-                eprintln!("graphile-worker: {}", explain(error.as_ref()));
+                log::last_words(&explain(error.as_ref()));
                 1
             }
             Failure::Said => 1,

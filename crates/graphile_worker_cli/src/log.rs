@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use std::error::Error;
 use std::fmt::{Debug, Write as _};
 use std::io::{IsTerminal, Write as _};
+use std::sync::OnceLock;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Subscriber};
@@ -32,9 +33,25 @@ pub(crate) enum LogFormat {
 /// Logs to standard error from here on: what `RUST_LOG` says, or else this level. An application that has set up its
 /// own log keeps it.
 pub(crate) fn start(format: LogFormat, level: &str) {
+    let _ = STARTED.set(format);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("{level},sqlx=error")));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let _ = tracing_subscriber::registry().with(filter).with(Lines { format, colours }).try_init();
+}
+
+static STARTED: OnceLock<LogFormat> = OnceLock::new();
+
+/// Says why the program ends: in the log's form where that is for machines.
+pub(crate) fn last_words(message: &str) {
+    let line = match STARTED.get() {
+        Some(LogFormat::Json) => {
+            let mut fields = Fields::default();
+            fields.0.insert("message".to_owned(), message.into());
+            fields.into_json(&Level::ERROR)
+        }
+        _ => format!("graphile-worker: {message}"),
+    };
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Writes a line for each event.

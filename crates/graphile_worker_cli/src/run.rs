@@ -138,5 +138,5 @@ pub(crate) async fn cleanup(tasks: &[Cleanup], database: &Database) -> Result<()
     // A schema that is too new for us is not for us to clean.
     utils.migrate().await?;
     let deleted = utils.cleanup(&tasks).await?;
-    print_line(&format!("{deleted} rows deleted"))
+    print_line(&format!("{deleted} {} deleted", if deleted == 1 { "row" } else { "rows" }))
 }

@@ -184,6 +184,12 @@ async fn log_lines_can_be_objects() {
     let completed = lines.iter().find(|line| line["message"] == "job completed").unwrap();
     assert_eq!((&completed["job_id"], &completed["task_identifier"]), (&json!(1), &json!("greet")));
     assert!(lines.iter().all(|line| line["time"].is_string() && line["level"].is_string()));
+    // Also where it fails.
+    let mut failing = folder.graphile_worker(&["--once", "--log-format", "json"]);
+    let output = failing.env("DATABASE_URL", "postgres://u@127.0.0.1:1/db").output().unwrap();
+    let line: Value = serde_json::from_str(&texts(&output).1).unwrap();
+    assert_eq!(line["level"], "ERROR");
+    assert!(line["message"].as_str().unwrap().starts_with("could not connect to 127.0.0.1:1"), "{line}");
 }
 
 #[tokio::test]
@@ -241,7 +247,7 @@ async fn cleanup_deletes_what_is_not_needed_and_runs_nothing() {
         command.env("DATABASE_URL", database.url());
         outcome(command)
     };
-    assert_eq!(cleanup("DELETE_PERMAFAILED_JOBS"), (Some(0), "1 rows deleted".to_owned()));
+    assert_eq!(cleanup("DELETE_PERMAFAILED_JOBS"), (Some(0), "1 row deleted".to_owned()));
     assert_eq!(cleanup("GC_TASK_IDENTIFIERS,GC_JOB_QUEUES"), (Some(0), "2 rows deleted".to_owned()));
     assert_eq!(value(&database, JOBS_LEFT).await, 1);
     let (code, line) = cleanup("EVERYTHING");
