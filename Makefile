@@ -26,8 +26,9 @@ bench: postgres npm ## Measure beside the limit and the peers (about half an hou
 	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
 	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
 
-demo: postgres ## A worker runs some jobs on a private PostgreSQL
-	cargo run --locked -p graphile_worker --example run_some_jobs
+demo: postgres ## A worker on a private PostgreSQL runs a folder of tasks, for twenty seconds
+	cargo build --locked -p graphile_worker_cli --bins --examples
+	cargo run --locked --quiet -p graphile_worker_cli --example demo
 
 # The programs of a PostgreSQL server, from the system's package manager where there are none.
 postgres:

@@ -86,6 +86,11 @@ impl Db {
         node(&cli, &["-c", self.database.url(), "-s", "graphile_worker", "--schema-only"])
     }
 
+    /// Its connection string.
+    pub fn url(&self) -> &str {
+        self.database.url()
+    }
+
     /// Runs what there is with a worker of that release; see `node/worker.cjs`.
     pub async fn node_works(&self, package: &str) {
         self.node_worker(&[package, self.database.url(), "graphile_worker"]).await;
@@ -191,6 +196,13 @@ fn line(now: DateTime<Utc>) -> String {
 pub async fn patiently<T>(what: &str, waits: impl Future<Output = T>) -> T {
     let waited = tokio::time::timeout(PATIENCE, waits).await;
     waited.unwrap_or_else(|_| panic!("waited {} s for {what}", PATIENCE.as_secs()))
+}
+
+/// The command line of that release.
+pub fn node_command_line(package: &str) -> Command {
+    let mut command = Command::new(&*NODE);
+    command.arg(modules().join(package).join("dist/cli.js"));
+    command
 }
 
 /// What Node's parser makes of crontabs; see `node/crontab.cjs`.

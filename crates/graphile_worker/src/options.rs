@@ -195,6 +195,19 @@ impl WorkerOptions {
         self
     }
 
+    /// The name of the schema that is set.
+    pub fn schema_name(&self) -> &str {
+        &self.schema
+    }
+
+    /// How to connect to the database that is set; none where none is, or where it is not a URL.
+    pub fn connect_options(&self) -> Option<PgConnectOptions> {
+        match self.database.as_ref()? {
+            Database::Url(url) => url.parse().ok(),
+            Database::Pool(pool) => Some(PgConnectOptions::clone(&pool.connect_options())),
+        }
+    }
+
     /// How many jobs run at the same time (default: the number of cores).
     pub fn concurrency(mut self, jobs: usize) -> WorkerOptions {
         self.concurrency = Some(jobs);

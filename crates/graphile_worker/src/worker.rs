@@ -27,7 +27,7 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use sqlx::PgConnection;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -151,7 +151,7 @@ impl Worker {
             info!(
                 label = "worker",
                 worker_id = self.worker_id(),
-                tasks = ?self.tasks.borrow().keys().collect::<Vec<_>>(),
+                tasks = ?self.tasks.borrow().keys().collect::<BTreeSet<_>>(),
                 "connected and looking for jobs"
             );
         }

@@ -1,6 +1,6 @@
-//! The binary `graphile-worker`. So far it installs the schema; see the library beside it.
+//! The binary `graphile-worker`: see the library beside it.
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> std::process::ExitCode {
+#[tokio::main]
+async fn main() {
     graphile_worker_cli::main().await
 }

@@ -36,6 +36,7 @@ pub struct ClusterOptions {
     folder: PathBuf,
     programs: Option<PathBuf>,
     durable: bool,
+    fresh: bool,
     linger: Duration,
     settings: Vec<(String, String)>,
 }
@@ -47,6 +48,7 @@ impl ClusterOptions {
             folder: folder.into(),
             programs: None,
             durable: true,
+            fresh: false,
             linger: Duration::from_secs(1),
             settings: Vec::new(),
         }
@@ -61,6 +63,13 @@ impl ClusterOptions {
     /// Whether data must survive a crash of the machine (default `true`). Tests are faster without.
     pub fn durable(mut self, durable: bool) -> ClusterOptions {
         self.durable = durable;
+        self
+    }
+
+    /// Whether to throw away the data of earlier runs (default `false`), also of another version of PostgreSQL. Whoever
+    /// uses the server loses it.
+    pub fn fresh(mut self, fresh: bool) -> ClusterOptions {
+        self.fresh = fresh;
         self
     }
 
@@ -85,6 +94,9 @@ impl ClusterOptions {
         let server_user = ServerUser::choose()?;
         let folder = Folder::prepare(&self.folder, server_user, programs)?;
         let _only_us = folder.lock()?;
+        if self.fresh {
+            folder.discard_cluster()?;
+        }
         folder.make_cluster()?;
         let registration = folder.register(&self)?;
         let port = match folder.running_port()? {
@@ -236,6 +248,22 @@ impl Folder {
         let file = File::create(&path).doing(|| format!("make {}", path.display()))?;
         file.lock().doing(|| format!("lock {}", path.display()))?;
         Ok(file)
+    }
+
+    /// Stops the server and removes its data. A killed server leaves its files; pg_ctl tells.
+    fn discard_cluster(&self) -> Result<(), Error> {
+        let data = self.data();
+        if !data.exists() {
+            return Ok(());
+        }
+        if self.running_port()?.is_some() {
+            self.pg_ctl(&["stop", "-m", "fast", "-w"])?;
+        }
+        // Renamed first: what is removed half way is not taken for a cluster.
+        let discarded = self.server().join("data.unfinished");
+        let _ = fs::remove_dir_all(&discarded);
+        fs::rename(&data, &discarded).doing(|| format!("set {} aside", data.display()))?;
+        fs::remove_dir_all(&discarded).doing(|| format!("remove {}", discarded.display()))
     }
 
     /// initdb, unless it was done before. It works in a folder of its own that is renamed at the end:

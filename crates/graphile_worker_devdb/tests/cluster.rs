@@ -83,6 +83,17 @@ async fn a_folder_keeps_its_data_from_one_start_to_the_next() {
     assert_eq!(answer, 42);
 }
 
+#[tokio::test]
+async fn a_fresh_cluster_has_nothing_of_earlier_runs_even_if_it_still_runs() {
+    let folder = Folder::new("fresh");
+    let cluster = folder.open();
+    sqlx::raw_sql("create table notes (note text)").execute(&mut connect(&cluster).await).await.unwrap();
+    let fresh = graphile_worker_devdb::ClusterOptions::new(cluster.folder()).fresh(true).open().unwrap();
+    let mut connection = connect(&fresh).await;
+    let tables = sqlx::query("select from pg_tables where tablename = 'notes'").fetch_all(&mut connection).await;
+    assert!(tables.unwrap().is_empty());
+}
+
 #[test]
 fn the_server_stops_after_its_last_handle_is_dropped() {
     let folder = Folder::new("last");

@@ -1,48 +1,7 @@
 //! `graphile-worker --schema-only`, run as a person would: one line, and an exit code.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-use graphile_worker_devdb::{Cluster, TestDatabase};
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use crate::support::{empty_database, failure, graphile_worker, outcome, run_sql, server};
 use std::process::Command;
-use std::sync::LazyLock;
-
-static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| Cluster::for_tests().unwrap());
-
-async fn empty_database() -> TestDatabase {
-    CLUSTER.database("empty", async |_| Ok(())).await.unwrap()
-}
-
-async fn run_sql(database: &TestDatabase, sql: &str) {
-    let mut connection = PgConnection::connect_with(&database.options()).await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-}
-
-/// Host and port.
-fn server(database: &TestDatabase) -> String {
-    database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned()
-}
-
-fn graphile_worker(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_graphile-worker"));
-    command.args(arguments).env_remove("DATABASE_URL").env_remove("RUST_LOG");
-    command
-}
-
-/// The only line that was written, to standard output or standard error, and the exit code.
-fn outcome(mut command: Command) -> (Option<i32>, String) {
-    let output = command.output().unwrap();
-    let (stdout, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    let line = if output.status.success() { stdout.clone() } else { stderr.clone() };
-    assert_eq!((stdout.clone() + &stderr).lines().count(), 1, "one line: {stdout}{stderr}");
-    (output.status.code(), line.trim_end().to_owned())
-}
-
-fn failure(arguments: &[&str]) -> (i32, String) {
-    let (code, line) = outcome(graphile_worker(arguments));
-    assert!(!line.contains("secret"), "the password is nobody's business: {line}");
-    (code.unwrap(), line)
-}
 
 #[tokio::test]
 async fn installs_the_schema_and_says_so() {
@@ -89,8 +48,7 @@ async fn eight_processes_at_once_all_succeed_and_one_installs() {
 #[test]
 fn wrong_usage_is_explained_with_exit_code_2() {
     for (arguments, message) in [
-        (&["--schema-only"][..], "no database given: use -c URL or set DATABASE_URL"),
-        (&["-c", "postgres://localhost/db"], "this release can only install the schema: add --schema-only"),
+        (&["--schema-only"][..], "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like"),
         (&["--schema-only", "--frobnicate"], "unexpected argument '--frobnicate' found"),
         (
             &["--schema-only", "postgres://user:secret@host/db"],
@@ -100,11 +58,11 @@ fn wrong_usage_is_explained_with_exit_code_2() {
         (&["--schema-only", "-c"], "a value is required for '--connection <URL>' but none was supplied"),
         (
             &["--schema-only", "-c", "http://user:secret@host/db:x"],
-            "the connection string is not a URL such as postgres://",
+            "the connection string behind -c is not a URL such as postgres://",
         ),
         (
             &["--schema-only", "-c", "postgres://user:secret@host:port/db"],
-            "the connection string is not a URL such as postgres://",
+            "the connection string behind -c is not a URL such as postgres://",
         ),
     ] {
         let (code, line) = failure(arguments);

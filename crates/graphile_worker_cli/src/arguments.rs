@@ -1,0 +1,221 @@
+//! What the command line accepts: every command, every flag, its default and its words in `--help`.
+//! What a flag, the environment and the configuration file make together is decided in `settings`.
+
+use crate::crontab::CrontabCommand;
+use crate::failure::Failure;
+use crate::log::LogFormat;
+use crate::operate;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// A job queue on the PostgreSQL you already have.
+///
+/// Without a command it runs jobs: those of the executables in the folder `tasks`, and what the file `crontab` says.
+#[derive(Debug, Parser)]
+#[command(name = "graphile-worker", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: GlobalArguments,
+
+    #[command(flatten)]
+    pub(crate) run: RunArguments,
+
+    #[command(flatten)]
+    pub(crate) tidy: TidyArguments,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+const AFTER_HELP: &str = "\
+The database is that of -c; else of DATABASE_URL; else of PGDATABASE with PGHOST, PGPORT, PGUSER, PGPASSWORD and their \
+like; else of the configuration file. Others on this machine can read a command line (`ps`): keep passwords in \
+DATABASE_URL, PGPASSWORD, ~/.pgpass or the configuration file.
+
+Exit codes: 0 done (also after a clean stop by a signal), 1 failed, 2 wrong usage, 128 + n ended at once by a signal n.";
+
+/// For every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Database and output")]
+pub(crate) struct GlobalArguments {
+    /// Database connection string, such as postgres://user@host:5432/database, or the name of a database [env: DATABASE_URL]
+    #[arg(short, long, value_name = "URL", global = true)]
+    pub(crate) connection: Option<String>,
+
+    /// The database schema in which Graphile Worker is (to be) located [default: graphile_worker]
+    #[arg(short, long, value_name = "NAME", global = true, env = "GRAPHILE_WORKER_SCHEMA", hide_env_values = true)]
+    pub(crate) schema: Option<String>,
+
+    /// A file in TOML that says what is not said here, with the names of these flags as keys
+    #[arg(long, value_name = "FILE", global = true, env = "GRAPHILE_WORKER_CONFIG", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// How log lines look, on standard error [default: text]
+    #[arg(long, value_name = "FORMAT", global = true, env = "GRAPHILE_WORKER_LOG_FORMAT", hide_env_values = true)]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// For the database, instead of running jobs.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Instead of running jobs")]
+pub(crate) struct TidyArguments {
+    /// Just install (or update) the database schema, then exit
+    #[arg(long, conflicts_with_all = ["once", "watch", "cleanup"])]
+    pub(crate) schema_only: bool,
+
+    /// Delete what is not needed any more, then exit; several with commas between them
+    #[arg(long, value_name = "TASKS", value_delimiter = ',', ignore_case = true, conflicts_with_all = ["once", "watch"])]
+    pub(crate) cleanup: Option<Vec<Cleanup>>,
+}
+
+/// For running jobs.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Running jobs")]
+pub(crate) struct RunArguments {
+    /// Run until there are no runnable jobs left, then exit
+    #[arg(long, conflicts_with = "watch")]
+    pub(crate) once: bool,
+
+    /// Notice when tasks or the crontab change, without a restart
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+
+    /// The folder of tasks [default: tasks]
+    #[arg(long, value_name = "DIR", env = "GRAPHILE_WORKER_TASKS", hide_env_values = true)]
+    pub(crate) tasks: Option<PathBuf>,
+
+    /// The crontab [default: the file `crontab`, if there is one]
+    #[arg(long, value_name = "FILE", env = "GRAPHILE_WORKER_CRONTAB", hide_env_values = true)]
+    pub(crate) crontab: Option<PathBuf>,
+
+    /// How many jobs run at the same time [default: 1]
+    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_JOBS", hide_env_values = true)]
+    pub(crate) jobs: Option<usize>,
+
+    /// How many connections the tasks' pool may have; the worker's own two to six are not among them [default: 10]
+    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_MAX_POOL_SIZE", hide_env_values = true)]
+    pub(crate) max_pool_size: Option<u32>,
+
+    /// How long to wait between polling for jobs, in milliseconds [default: 2000]
+    #[arg(long, value_name = "MS", env = "GRAPHILE_WORKER_POLL_INTERVAL", hide_env_values = true)]
+    pub(crate) poll_interval: Option<u64>,
+
+    /// Do not keep prepared statements, e.g. for PgBouncer
+    #[arg(long)]
+    pub(crate) no_prepared_statements: bool,
+
+    /// How many seconds running jobs may take to end when the worker is told to stop [default: 5]
+    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_GRACE_PERIOD", hide_env_values = true)]
+    pub(crate) grace_period: Option<u64>,
+
+    /// Do not register, nor free the jobs of workers that have died
+    #[arg(long)]
+    pub(crate) no_recovery: bool,
+}
+
+/// What `--cleanup` can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum Cleanup {
+    // Tasks that no job belongs to.
+    GcTaskIdentifiers,
+    // Queues that no job belongs to.
+    GcJobQueues,
+    // Jobs that have failed for good.
+    DeletePermafailedJobs,
+}
+
+/// What to do instead of running jobs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start a private PostgreSQL in ./.graphile-worker and run jobs on it: nothing to configure
+    Dev(DevArguments),
+
+    /// Check crontabs, or see when they fire
+    #[command(subcommand)]
+    Crontab(CrontabCommand),
+
+    #[command(flatten)]
+    Operate(operate::Command),
+
+    /// Print a script that completes this command line in a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+
+    /// Print the manual page
+    Man,
+}
+
+/// For `dev`.
+#[derive(Debug, Args)]
+pub(crate) struct DevArguments {
+    /// Throw away the data of earlier runs
+    #[arg(long)]
+    pub(crate) reset: bool,
+
+    #[command(flatten)]
+    pub(crate) run: RunArguments,
+}
+
+/// What there is to do after reading the command line.
+pub(crate) enum Read {
+    Asked(Box<Arguments>),
+    /// `--help` or `--version`, to print.
+    Words(String),
+}
+
+/// Reads the command line of this process.
+pub(crate) fn read() -> Result<Read, Failure> {
+    let matches = match Arguments::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return Ok(Read::Words(error.to_string()));
+        }
+        Err(error) => return Err(Failure::Usage(in_one_line(&error))),
+    };
+    let arguments = Arguments::from_arg_matches(&matches).map_err(|error| Failure::Usage(in_one_line(&error)))?;
+    if let Some(command) = matches.subcommand_name() {
+        refuse_misplaced(&matches, command)?;
+    }
+    Ok(Read::Asked(Box::new(arguments)))
+}
+
+/// A flag for running jobs means nothing to another command; before `dev`, it belongs behind it.
+fn refuse_misplaced(matches: &clap::ArgMatches, command: &str) -> Result<(), Failure> {
+    let of_run = TidyArguments::augment_args(RunArguments::augment_args(clap::Command::new("run")));
+    let misplaced = of_run
+        .get_arguments()
+        .find(|argument| matches.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine));
+    let Some(flag) = misplaced.and_then(clap::Arg::get_long) else { return Ok(()) };
+    Err(Failure::Usage(match command {
+        "dev" => format!("--{flag} is before `dev`, expected behind it: graphile-worker dev --{flag}"),
+        _ => format!("--{flag} is for running jobs, which `{command}` does not"),
+    }))
+}
+
+/// Clap explains at length; what comes before the usage says what is wrong, and often what was meant.
+fn in_one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    if text.contains("://") {
+        // It quotes what it found, and what it found has a password in it.
+        return "there is a connection string where none was expected: it goes behind -c".to_owned();
+    }
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let explanation: Vec<&str> =
+        lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
+    explanation.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,133 @@
+//! Which database: found in the flags, the environment or the configuration file, reached within a time limit.
+//! No message from here, and no log line, has a password in it.
+
+use crate::failure::{Failure, explain};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{ConnectOptions, PgConnection, PgPool};
+use std::time::Duration;
+
+/// A server that does not answer at all is reported, not waited for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The database that a command works on, and the schema in it. Nothing is connected yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Database {
+    options: PgConnectOptions,
+    schema: String,
+}
+
+impl Database {
+    /// The flag wins over the environment, the environment over the file, the file over what the application says.
+    pub(crate) fn find(
+        flag: Option<&str>,
+        file: Option<&str>,
+        application: Option<PgConnectOptions>,
+        schema: &str,
+    ) -> Result<Database, Failure> {
+        let from_environment = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
+        let has_pg_variables = std::env::var_os("PGDATABASE").is_some_and(|name| !name.is_empty());
+        let options = match (flag, from_environment, file) {
+            (Some(text), _, _) => parse("the connection string behind -c", text)?,
+            (None, Some(text), _) => parse("DATABASE_URL", &text)?,
+            (None, None, _) if has_pg_variables => PgConnectOptions::new(),
+            (None, None, Some(text)) => parse("the connection of the configuration file", text)?,
+            (None, None, None) => application.ok_or_else(|| {
+                let message = "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like";
+                Failure::Usage(message.to_owned())
+            })?,
+        };
+        Ok(Database::new(options, schema))
+    }
+
+    pub(crate) fn new(options: PgConnectOptions, schema: &str) -> Database {
+        Database { options: options.application_name("graphile-worker"), schema: schema.to_owned() }
+    }
+
+    /// The schema that Graphile Worker is in.
+    pub(crate) fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    /// Host and port, or the socket: for messages.
+    pub(crate) fn server(&self) -> String {
+        match self.options.get_socket() {
+            Some(socket) => format!("{}:{}", socket.display(), self.options.get_port()),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+        }
+    }
+
+    /// One connection.
+    pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
+        self.in_time(self.options.connect()).await
+    }
+
+    /// A pool whose first connection is made: where that fails, we know now.
+    pub(crate) async fn pool(&self, max_connections: u32) -> Result<PgPool, Failure> {
+        // The pool's own attempts go on where a server refuses; a plain connection says why at once.
+        let connection = self.connect().await?;
+        let pool = PgPoolOptions::new().max_connections(max_connections).connect_lazy_with(self.options.clone());
+        let _ = sqlx::Connection::close(connection).await;
+        Ok(pool)
+    }
+
+    async fn in_time<T>(&self, connecting: impl Future<Output = sqlx::Result<T>>) -> Result<T, Failure> {
+        let server = self.server();
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| {
+            format!("could not connect to {server}: no answer in {} seconds", CONNECT_TIMEOUT.as_secs())
+        })?;
+        Ok(connected.map_err(|error| format!("could not connect to {server}: {}", explain(&error)))?)
+    }
+}
+
+/// A URL, or as in Node the bare name of a database. The parser's own message may quote the password, so ours says
+/// nothing of what it found.
+fn parse(place: &str, text: &str) -> Result<PgConnectOptions, Failure> {
+    let wrong = || {
+        Failure::Usage(format!(
+            "{place} is not a URL such as postgres://user:password@host:5432/database, with special characters in the \
+             password percent-encoded"
+        ))
+    };
+    let is_name = !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
+    if is_name {
+        return Ok(PgConnectOptions::new().database(text));
+    }
+    if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
+        return Err(wrong());
+    }
+    let options: PgConnectOptions = text.parse().map_err(|_| wrong())?;
+    Ok(if wants_ssl(text) { options.ssl_mode(PgSslMode::Require) } else { options })
+}
+
+/// `ssl=true` is how Node's drivers spell `sslmode=require`.
+fn wants_ssl(url: &str) -> bool {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    query.split('&').any(|pair| ["ssl=true", "ssl=1"].contains(&pair))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_name_is_a_database() {
+        assert_eq!(parse("here", "my_db").expect("a name").get_database(), Some("my_db"));
+    }
+
+    #[test]
+    fn ssl_of_nodes_drivers_is_understood() {
+        for (url, required) in [("postgres://host/db?ssl=true", true), ("postgres://host/db?a=b&ssl=1", true)] {
+            let options = parse("here", url).expect("a URL");
+            assert_eq!(matches!(options.get_ssl_mode(), PgSslMode::Require), required, "{url}");
+        }
+        assert!(matches!(parse("here", "postgres://host/db").expect("a URL").get_ssl_mode(), PgSslMode::Prefer));
+    }
+
+    #[test]
+    fn what_is_no_url_is_not_quoted() {
+        for text in ["http://user:secret@host/db", "postgres://user:secret@host:port/db", "user:secret@host", ""] {
+            let Err(Failure::Usage(message)) = parse("DATABASE_URL", text) else { panic!("{text} was taken") };
+            assert!(message.starts_with("DATABASE_URL is not a URL") && !message.contains("secret"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! How log lines look, on standard error: for people like those of Node's worker, for machines one object a line.
+//!
+//! ```text
+//! [job(rs-live-5ad1f3: send_email{42})] INFO: job completed (0.16ms)
+//! {"time":"…","level":"INFO","message":"job completed","label":"job","worker_id":"…","job_id":42,"ms":0.16}
+//! ```
+
+use chrono::{SecondsFormat, Utc};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::error::Error;
+use std::fmt::{Debug, Write as _};
+use std::io::{IsTerminal, Write as _};
+use std::sync::OnceLock;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// The form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    // One object a line.
+    Json,
+    // For people.
+    Text,
+}
+
+/// Logs to standard error from here on: what `RUST_LOG` says, or else this level. An application that has set up its
+/// own log keeps it.
+pub(crate) fn start(format: LogFormat, level: &str) {
+    let _ = STARTED.set(format);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("{level},sqlx=error")));
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    let _ = tracing_subscriber::registry().with(filter).with(Lines { format, colours }).try_init();
+}
+
+static STARTED: OnceLock<LogFormat> = OnceLock::new();
+
+/// Says why the program ends: in the log's form where that is for machines.
+pub(crate) fn last_words(message: &str) {
+    let line = match STARTED.get() {
+        Some(LogFormat::Json) => {
+            let mut fields = Fields::default();
+            fields.0.insert("message".to_owned(), message.into());
+            fields.into_json(&Level::ERROR)
+        }
+        _ => format!("graphile-worker: {message}"),
+    };
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Writes a line for each event.
+struct Lines {
+    format: LogFormat,
+    colours: bool,
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        span.extensions_mut().insert(fields);
+    }
+
+    fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
+        let Some(span) = context.span(id) else { return };
+        if let Some(fields) = span.extensions_mut().get_mut::<Fields>() {
+            values.record(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        for span in context.event_scope(event).into_iter().flatten().collect::<Vec<_>>().into_iter().rev() {
+            if let Some(of_span) = span.extensions().get::<Fields>() {
+                fields.0.extend(of_span.0.clone());
+            }
+        }
+        event.record(&mut fields);
+        let mut line = match self.format {
+            LogFormat::Json => fields.into_json(event.metadata().level()),
+            LogFormat::Text => fields.into_text(event.metadata().level(), event.metadata().target(), self.colours),
+        };
+        line.push('\n');
+        // Nobody may be reading any more, and jobs have to run all the same.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    }
+}
+
+/// What an event, or a span around it, says; the message is among it.
+#[derive(Default)]
+struct Fields(Map<String, Value>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.set(field, format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.set(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.set(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.set(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.set(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.set(field, value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
+        self.set(field, crate::failure::explain(value).into());
+    }
+}
+
+impl Fields {
+    fn set(&mut self, field: &Field, value: Value) {
+        self.0.insert(field.name().to_owned(), value);
+    }
+
+    fn into_json(mut self, level: &Level) -> String {
+        let mut line = Map::new();
+        line.insert("time".to_owned(), Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true).into());
+        line.insert("level".to_owned(), level.as_str().into());
+        line.insert("message".to_owned(), self.take("message").into());
+        for (name, value) in self.0 {
+            line.entry(name).or_insert(value);
+        }
+        Value::Object(line).to_string()
+    }
+
+    /// Who, how grave, what; then how long it took and what else there is, and last why.
+    fn into_text(mut self, level: &Level, target: &str, colours: bool) -> String {
+        let scope = tamed(&self.scope(target));
+        let mut rest = self.take("message");
+        let error = self.take("error");
+        let details: Vec<String> = self.0.iter().map(|(name, value)| detail(name, value)).collect();
+        if !details.is_empty() {
+            let _ = write!(rest, " ({})", details.join(", "));
+        }
+        if !error.is_empty() {
+            let _ = write!(rest, ": {error}");
+        }
+        let rest = tamed(&rest);
+        match (colours, colour(level)) {
+            (true, Some(colour)) => format!("[{scope}] \x1b[{colour}m{level}\x1b[0m: {rest}"),
+            _ => format!("[{scope}] {level}: {rest}"),
+        }
+    }
+
+    /// As in Node's log: `worker(ID)`, `job(ID: TASK{JOB})`, `core`.
+    fn scope(&mut self, target: &str) -> String {
+        let label = self.take("label");
+        let (worker, task, job) = (self.take("worker_id"), self.take("task_identifier"), self.take("job_id"));
+        match (label.as_str(), worker.is_empty()) {
+            ("job", false) => format!("job({worker}: {task}{{{job}}})"),
+            ("", _) if target.starts_with("graphile_worker") => "core".to_owned(),
+            ("", _) => target.to_owned(),
+            (_, true) => label,
+            (_, false) => format!("{label}({worker})"),
+        }
+    }
+
+    /// The text of a field, which then is not one any more.
+    fn take(&mut self, name: &str) -> String {
+        match self.0.remove(name) {
+            Some(Value::String(text)) => text,
+            Some(value) => value.to_string(),
+            None => String::new(),
+        }
+    }
+}
+
+fn detail(name: &str, value: &Value) -> String {
+    match (name, value) {
+        ("ms", value) => format!("{value}ms"),
+        (name, Value::String(text)) => format!("{name}: {text}"),
+        (name, value) => format!("{name}: {value}"),
+    }
+}
+
+fn colour(level: &Level) -> Option<u8> {
+    match *level {
+        Level::ERROR => Some(31),
+        Level::WARN => Some(33),
+        Level::DEBUG | Level::TRACE => Some(2),
+        _ => None,
+    }
+}
+
+/// One line stays one event, and nothing that a task prints steers the terminal.
+fn tamed(line: &str) -> String {
+    let mut tamed = String::with_capacity(line.len());
+    for c in line.chars() {
+        match c {
+            '\n' => tamed.push_str("\n    "),
+            '\t' => tamed.push(c),
+            c if c.is_control() => tamed.push('\u{fffd}'),
+            c => tamed.push(c),
+        }
+    }
+    tamed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn fields(value: Value) -> Fields {
+        let Value::Object(fields) = value else { panic!("an object was expected") };
+        Fields(fields)
+    }
+
+    #[test]
+    fn lines_for_people_say_who_how_grave_what_and_why() {
+        let job = json!({"label": "job", "worker_id": "w1", "task_identifier": "send_email", "job_id": 42});
+        let with = |more: Value| {
+            let mut all = fields(job.clone());
+            all.0.extend(fields(more).0);
+            all
+        };
+        for (fields, level, line) in [
+            (
+                with(json!({"message": "job completed", "ms": 0.16})),
+                Level::INFO,
+                "[job(w1: send_email{42})] INFO: job completed (0.16ms)",
+            ),
+            (
+                with(json!({"message": "job failed", "ms": 3.5, "attempts": 1, "error": "no\nwonder"})),
+                Level::WARN,
+                "[job(w1: send_email{42})] WARN: job failed (attempts: 1, 3.5ms): no\n    wonder",
+            ),
+            (
+                fields(json!({"label": "worker", "worker_id": "w1", "message": "stopping"})),
+                Level::INFO,
+                "[worker(w1)] INFO: stopping",
+            ),
+            (fields(json!({"label": "cron", "message": "again"})), Level::INFO, "[cron] INFO: again"),
+            (fields(json!({"message": "schema migrated"})), Level::INFO, "[core] INFO: schema migrated"),
+        ] {
+            assert_eq!(fields.into_text(&level, "graphile_worker::migrate", false), line);
+        }
+    }
+
+    #[test]
+    fn what_a_task_prints_does_not_steer_the_terminal() {
+        let line = fields(json!({"message": "\x1b[2Jgone\r"})).into_text(&Level::WARN, "graphile_worker", true);
+        assert_eq!(line, "[core] \x1b[33mWARN\x1b[0m: \u{fffd}[2Jgone\u{fffd}");
+    }
+
+    #[test]
+    fn lines_for_machines_are_objects_with_time_level_and_message() {
+        let line = fields(json!({"message": "job completed", "job_id": 42})).into_json(&Level::INFO);
+        let line: Value = serde_json::from_str(&line).expect("an object");
+        assert_eq!(line["message"], "job completed");
+        assert_eq!((&line["level"], &line["job_id"]), (&json!("INFO"), &json!(42)));
+        assert!(line["time"].as_str().is_some_and(|time| time.ends_with('Z')));
+    }
+}

@@ -1,0 +1,136 @@
+//! `graphile-worker dev`: a database of its own, from nothing to a job that ran.
+
+use crate::support::{Folder, PATIENCE, Running, failure_of, graphile_worker};
+use sqlx::{Connection, PgConnection};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn folder_with_a_task() -> Folder {
+    let folder = Folder::new();
+    folder.script("tasks/hello", "#!/bin/sh\ncat\n");
+    folder
+}
+
+/// The connection string and the statement that it prints.
+fn greeting(dev: &mut Running) -> (String, String) {
+    let url = dev.line(&["DATABASE_URL="]).split_once('=').unwrap().1.to_owned();
+    let statement = dev.line(&["select graphile_worker.add_job("]).trim().to_owned();
+    (url, statement)
+}
+
+fn server_runs(folder: &Path) -> bool {
+    folder.join(".graphile-worker/server/data/postmaster.pid").exists()
+}
+
+#[tokio::test]
+async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it() {
+    let folder = folder_with_a_task();
+    let mut dev = Running::start(folder.graphile_worker(&["dev"]));
+    let (url, statement) = greeting(&mut dev);
+    dev.line(&["connected and looking for jobs", "hello"]);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+    dev.line(&["hello{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
+    // Watch is on.
+    folder.script("tasks/late", "#!/bin/sh\necho better late than never\n");
+    sqlx::raw_sql("select graphile_worker.add_job('late')").execute(&mut connection).await.unwrap();
+    dev.line(&["INFO: better late than never"]);
+
+    let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
+    assert_eq!(code, 1);
+    assert!(line.contains("another `graphile-worker dev` is at work in"), "{line}");
+
+    assert!(server_runs(folder.path()));
+    dev.signal("INT");
+    assert_eq!(dev.end().0, Some(0));
+    assert!(!server_runs(folder.path()), "PostgreSQL is stopped");
+    assert_eq!(std::fs::read_to_string(folder.path().join(".graphile-worker/.gitignore")).unwrap(), "*\n");
+}
+
+#[tokio::test]
+async fn tasks_find_the_private_database_and_no_other() {
+    let folder = Folder::new();
+    folder.script(
+        "tasks/look",
+        "#!/bin/sh\necho \"url $DATABASE_URL\"\necho \"at $PGHOST:$PGDATABASE:${PGPASSWORD-none}\"\n",
+    );
+    let mut command = folder.graphile_worker(&["dev"]);
+    command.env("DATABASE_URL", "postgres://elsewhere/db").env("PGHOST", "elsewhere").env("PGPASSWORD", "secret");
+    let mut dev = Running::start(command);
+    let (url, _) = greeting(&mut dev);
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("select graphile_worker.add_job('look')").execute(&mut connection).await.unwrap();
+    dev.line(&[&format!("INFO: url {url}")]);
+    dev.line(&["INFO: at /", ":postgres:none"]);
+    dev.signal("TERM");
+    assert_eq!(dev.end().0, Some(0));
+}
+
+#[tokio::test]
+async fn data_is_kept_until_it_is_reset() {
+    let folder = folder_with_a_task();
+    let add = "select graphile_worker.add_job('nobodys')";
+    for (arguments, waiting) in [(&["dev"][..], 1), (&["dev"], 2), (&["dev", "--reset", "-j", "2"], 1)] {
+        let mut dev = Running::start(folder.graphile_worker(arguments));
+        let (url, _) = greeting(&mut dev);
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        sqlx::raw_sql(add).execute(&mut connection).await.unwrap();
+        let count: i64 =
+            sqlx::query_scalar("select count(*) from graphile_worker.jobs").fetch_one(&mut connection).await.unwrap();
+        assert_eq!(count, waiting);
+        dev.signal("TERM");
+        assert_eq!(dev.end().0, Some(0));
+    }
+}
+
+#[tokio::test]
+async fn a_killed_dev_leaves_no_server_behind() {
+    let folder = folder_with_a_task();
+    let mut dev = Running::start(folder.graphile_worker(&["dev"]));
+    dev.line(&["connected and looking for jobs"]);
+    dev.signal("KILL");
+    assert_eq!(dev.end().0, None);
+    let patience = Instant::now() + PATIENCE;
+    while server_runs(folder.path()) {
+        assert!(Instant::now() < patience, "the server goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn what_is_missing_is_told_before_anything_is_made() {
+    let folder = Folder::new();
+    let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
+    assert_eq!(code, 1);
+    assert!(line.contains("there is no folder tasks to find tasks in"), "{line}");
+    assert!(!folder.path().join(".graphile-worker").exists());
+
+    let folder = folder_with_a_task();
+    let mut command = folder.graphile_worker(&["dev"]);
+    command.env("PGBIN", folder.path());
+    let (code, line) = failure_of(command);
+    assert_eq!(code, 1);
+    assert!(line.contains("there is no initdb in it"), "{line}");
+}
+
+/// Where the tests run as root, `dev` has to work as somebody else, too.
+#[test]
+fn an_ordinary_user_can_use_it() {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    if String::from_utf8_lossy(&id.stdout).trim() != "0" {
+        return;
+    }
+    let folder = folder_with_a_task();
+    let given = Command::new("chown").args(["-R", "nobody"]).arg(folder.path()).status().unwrap();
+    assert!(given.success());
+    // The binary may be where nobody else can go.
+    let binary = folder.path().join("graphile-worker");
+    std::fs::copy(graphile_worker(&[]).get_program(), &binary).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=nobody", "--clear-groups"]).arg(&binary).arg("dev").current_dir(folder.path());
+    let mut dev = Running::start(command);
+    dev.line(&["connected and looking for jobs", "hello"]);
+    dev.signal("INT");
+    assert_eq!(dev.end().0, Some(0));
+}

@@ -1,0 +1,2 @@
+#!/bin/sh
+echo "tick, due at $GRAPHILE_WORKER_JOB_RUN_AT"
