@@ -110,6 +110,10 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_GRACE_PERIOD", hide_env_values = true)]
     pub(crate) grace_period: Option<u64>,
 
+    /// How many seconds to wait for workers of older releases to finish, where the schema changes under them [default: 600]
+    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_MAX_MIGRATION_WAIT", hide_env_values = true)]
+    pub(crate) max_migration_wait: Option<u64>,
+
     /// Do not register, nor free the jobs of workers that have died
     #[arg(long)]
     pub(crate) no_recovery: bool,

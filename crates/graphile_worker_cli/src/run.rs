@@ -75,6 +75,9 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
     if let Some(period) = settings.grace_period {
         options = options.shutdown_grace_period(period);
     }
+    if let Some(wait) = settings.max_migration_wait {
+        options = options.max_migration_wait(wait);
+    }
     if settings.no_prepared_statements {
         options = options.use_prepared_statements(false);
     }

@@ -217,6 +217,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         "--cleanup",
         "--tasks",
         "--grace-period",
+        "--max-migration-wait",
         "--no-recovery",
         "--log-format",
         "--config",

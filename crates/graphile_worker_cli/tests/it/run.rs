@@ -298,7 +298,7 @@ async fn a_configuration_file_says_the_rest_with_paths_relative_to_it() {
     folder.script("etc/jobs/greet", "#!/bin/sh\ncat\n");
     let text = format!(
         "connection = \"{}\"\ntasks = \"jobs\"\njobs = 3\npoll-interval = 100\nmax-pool-size = 2\nlog-format = \"json\"\n\
-         grace-period = 1\nno-recovery = true\nno-prepared-statements = true\nwatch = false\n",
+         grace-period = 1\nmax-migration-wait = 2\nno-recovery = true\nno-prepared-statements = true\nwatch = false\n",
         database.url()
     );
     folder.write("etc/worker.toml", &text);
