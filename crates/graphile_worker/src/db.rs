@@ -137,6 +137,16 @@ pub(crate) struct Statements {
     pub(crate) recovery_heartbeat: Statement,
     pub(crate) recovery_leave: Statement,
     pub(crate) recovery_workers: Statement,
+    pub(crate) list_jobs: Statement,
+    pub(crate) find_job: Statement,
+    pub(crate) stats: Statement,
+    pub(crate) list_queues: Statement,
+    pub(crate) list_workers: Statement,
+    pub(crate) why: Statement,
+    pub(crate) checkup_server: Statement,
+    pub(crate) checkup_schema: Statement,
+    pub(crate) checkup_tables: Statement,
+    pub(crate) checkup_jobs: Statement,
 }
 
 /// The text of a statement; cheap to clone, as the driver wants it owned.
@@ -197,6 +207,16 @@ impl Statements {
             recovery_heartbeat: statement(include_str!("../sql/queries/recovery_heartbeat.sql")),
             recovery_leave: statement(include_str!("../sql/queries/recovery_leave.sql")),
             recovery_workers: statement(include_str!("../sql/queries/recovery_workers.sql")),
+            list_jobs: statement(include_str!("../sql/queries/list_jobs.sql")),
+            find_job: statement(include_str!("../sql/queries/find_job.sql")),
+            stats: statement(include_str!("../sql/queries/stats.sql")),
+            list_queues: statement(include_str!("../sql/queries/list_queues.sql")),
+            list_workers: statement(include_str!("../sql/queries/list_workers.sql")),
+            why: statement(include_str!("../sql/queries/why.sql")),
+            checkup_server: statement(include_str!("../sql/queries/checkup_server.sql")),
+            checkup_schema: statement(include_str!("../sql/queries/checkup_schema.sql")),
+            checkup_tables: statement(include_str!("../sql/queries/checkup_tables.sql")),
+            checkup_jobs: statement(include_str!("../sql/queries/checkup_jobs.sql")),
             schema,
         }
     }

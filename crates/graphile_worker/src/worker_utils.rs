@@ -447,7 +447,7 @@ impl<S: Source> WorkerUtils<S> {
         Ok(job)
     }
 
-    fn statements(&self) -> Result<&Arc<Statements>, Error> {
+    pub(crate) fn statements(&self) -> Result<&Arc<Statements>, Error> {
         self.shared
             .statements
             .as_ref()
