@@ -147,6 +147,10 @@ pub(crate) struct Statements {
     pub(crate) checkup_schema: Statement,
     pub(crate) checkup_tables: Statement,
     pub(crate) checkup_jobs: Statement,
+    pub(crate) job_counters: Statement,
+    pub(crate) uninstall_look: Statement,
+    pub(crate) uninstall_jobs: Statement,
+    pub(crate) uninstall: Statement,
 }
 
 /// The text of a statement; cheap to clone, as the driver wants it owned.
@@ -217,6 +221,10 @@ impl Statements {
             checkup_schema: statement(include_str!("../sql/queries/checkup_schema.sql")),
             checkup_tables: statement(include_str!("../sql/queries/checkup_tables.sql")),
             checkup_jobs: statement(include_str!("../sql/queries/checkup_jobs.sql")),
+            job_counters: statement(include_str!("../sql/queries/job_counters.sql")),
+            uninstall_look: statement(include_str!("../sql/queries/uninstall_look.sql")),
+            uninstall_jobs: statement(include_str!("../sql/queries/uninstall_jobs.sql")),
+            uninstall: statement(include_str!("../sql/queries/uninstall.sql")),
             schema,
         }
     }

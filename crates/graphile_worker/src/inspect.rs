@@ -217,6 +217,18 @@ pub struct QueueSummary {
     pub running_job_id: Option<i64>,
 }
 
+/// How many jobs there have ever been, as the statistics of the table have it: two of them make a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct JobCounters {
+    /// When it was read.
+    pub at: DateTime<Utc>,
+    /// How many have been added.
+    pub added: i64,
+    /// How many have been deleted: done, or removed.
+    pub removed: i64,
+}
+
 /// Whether a worker lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -323,6 +335,15 @@ impl WorkerUtils {
         let query = sqlx::query(self.statements()?.stats.sql());
         let tasks = read(query.fetch_all(self.pool()).await, task_stats, || "count jobs".to_owned())?;
         Ok(sum(tasks))
+    }
+
+    /// How many jobs have ever been added and deleted. Statistics may be late by a second, and be reset.
+    pub async fn job_counters(&self) -> Result<JobCounters, Error> {
+        let row = sqlx::query(self.statements()?.job_counters.sql()).fetch_one(self.pool()).await;
+        let read = |row: PgRow| {
+            Ok(JobCounters { at: row.try_get("at")?, added: row.try_get("added")?, removed: row.try_get("removed")? })
+        };
+        row.and_then(read).doing(|| "read the statistics of jobs".to_owned())
     }
 
     /// The queues, those that are held first, then those with the most jobs waiting; at most so many.

@@ -59,6 +59,7 @@ mod tasks_dir;
 mod tokio_postgres;
 mod upgrade;
 mod watch;
+mod uninstall;
 mod why;
 mod worker;
 mod worker_utils;
@@ -81,7 +82,8 @@ pub use hooks::{
     WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerStart, WorkerStop,
 };
 pub use inspect::{
-    JobDetails, JobFilter, JobState, JobSummary, QueueSummary, Stats, TaskStats, WorkerState, WorkerSummary,
+    JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueSummary, Stats, TaskStats, WorkerState,
+    WorkerSummary,
 };
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate, migrate_within};
@@ -96,6 +98,7 @@ pub use task::{
 };
 #[cfg(feature = "tokio-postgres")]
 pub use tokio_postgres::WithinTokioPostgres;
+pub use uninstall::Uninstall;
 pub use why::{Reason, Why};
 pub use worker::Worker;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};

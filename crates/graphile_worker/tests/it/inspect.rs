@@ -416,3 +416,53 @@ async fn what_is_read_can_be_written_as_json_with_times_in_utc() {
         assert!(fields.iter().any(|name| *name == field), "{field}");
     }
 }
+
+#[tokio::test]
+async fn counters_follow_what_is_added_and_deleted() {
+    let db = Db::installed().await;
+    db.run(
+        "select graphile_worker.add_job('t') from generate_series(1, 5); select graphile_worker.complete_jobs('{1,2}')",
+    )
+    .await;
+    // Statistics arrive when the session that made them is idle for a moment.
+    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        let counters = utils(&db).job_counters().await.unwrap();
+        if (counters.added, counters.removed) == (5, 2) {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < patience, "{counters:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn uninstalling_says_what_would_go_and_then_drops_it() {
+    let db = one_of_each().await;
+    db.run(
+        "create table graphile_worker.my_own (); create view public.mine as select id from graphile_worker.jobs;
+         create table public.holds (job bigint references graphile_worker._private_jobs on delete cascade)",
+    )
+    .await;
+    let would = utils(&db).uninstall(true).await.unwrap();
+    assert_eq!((would.installed, would.dropped, would.jobs, would.running), (true, false, 6, 1));
+    assert_eq!(would.strangers, ["my_own"]);
+    assert_eq!(would.dependents, ["foreign key holds_job_fkey of holds", "view mine"]);
+    assert!(would.tables.contains(&"_private_jobs".to_owned()) && would.functions > 10, "{would:?}");
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 6, "it was only asked");
+
+    let did = utils(&db).uninstall(false).await.unwrap();
+    assert!(did.dropped);
+    assert_eq!(db.value("select count(*) from pg_namespace where nspname = 'graphile_worker'").await, 0);
+    let nothing = utils(&db).uninstall(false).await.unwrap();
+    assert_eq!((nothing.installed, nothing.dropped), (false, false));
+}
+
+#[tokio::test]
+async fn a_schema_that_is_not_ours_is_not_uninstalled() {
+    let db = Db::empty().await;
+    db.run("create schema graphile_worker; create table graphile_worker.jobs (id int)").await;
+    let left = utils(&db).uninstall(false).await.unwrap();
+    assert_eq!((left.installed, left.dropped), (false, false));
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
