@@ -420,11 +420,11 @@ async fn what_is_read_can_be_written_as_json_with_times_in_utc() {
 #[tokio::test]
 async fn counters_follow_what_is_added_and_deleted() {
     let db = Db::installed().await;
-    db.run(
-        "select graphile_worker.add_job('t') from generate_series(1, 5); select graphile_worker.complete_jobs('{1,2}')",
-    )
-    .await;
-    // Statistics arrive when the session that made them is idle for a moment.
+    let mut connection = db.connect().await;
+    connection.execute("select graphile_worker.add_job('t') from generate_series(1, 5)").await.unwrap();
+    connection.execute("select graphile_worker.complete_jobs('{1,2}')").await.unwrap();
+    // Statistics arrive at the latest when the session that made them ends.
+    connection.close().await.unwrap();
     let patience = tokio::time::Instant::now() + Duration::from_secs(30);
     loop {
         let counters = utils(&db).job_counters().await.unwrap();
