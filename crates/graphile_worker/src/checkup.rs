@@ -523,7 +523,7 @@ fn workers(jobs: &Jobs) -> Check {
     }
     if alive + unknown == 0 && jobs.ready > 0 {
         let advice = "Start a worker; idle workers of Node's cannot be seen.".to_owned();
-        return Check::problem("workers", format!("none to be seen, and {} jobs are due", jobs.ready), advice);
+        return Check::problem("workers", format!("none to be seen, and jobs that are due: {}", jobs.ready), advice);
     }
     Check::ok("workers", found)
 }
@@ -532,7 +532,7 @@ fn lag(jobs: &Jobs) -> Check {
     if jobs.ready == 0 {
         return Check::ok("lag", "no job waits that could run".to_owned());
     }
-    let found = format!("{} jobs could run, the first since {}", jobs.ready, spoken(jobs.lag_seconds));
+    let found = format!("jobs that could run: {}, the first for {}", jobs.ready, spoken(jobs.lag_seconds));
     Check::by(jobs.lag_seconds, (60.0, 600.0), "lag", found, || {
         "More comes than is worked off, or a queue is blocked, or nobody knows the task: see `graphile-worker stats`, `queues` and `why`."
             .to_owned()
@@ -541,7 +541,7 @@ fn lag(jobs: &Jobs) -> Check {
 
 fn stale_locks(jobs: &Jobs) -> Check {
     let (held, queues) = (jobs.stale_jobs, jobs.stale_queues);
-    let found = format!("{held} jobs and {queues} queues have been held for more than 4 hours");
+    let found = format!("held for more than 4 hours: jobs {held}, queues {queues}");
     let measure = if held + queues > 0 { 1.0 } else { 0.0 };
     Check::by(measure, (1.0, 2.0), "stale_locks", found, || {
         "If their workers are dead, run `graphile-worker unlock WORKER_ID`.".to_owned()
@@ -549,10 +549,10 @@ fn stale_locks(jobs: &Jobs) -> Check {
 }
 
 fn failed_jobs(jobs: &Jobs) -> Check {
-    let found = format!("{} of {} jobs have failed for good", jobs.failed, jobs.jobs);
+    let found = format!("failed for good: {} of {}", jobs.failed, jobs.jobs);
     let measure = if jobs.failed > 0 { 1.0 } else { 0.0 };
     Check::by(measure, (1.0, 2.0), "failed_jobs", found, || {
-        "See `graphile-worker list --state failed`; `run-now` tries them again, `cleanup` deletes them.".to_owned()
+        "See `graphile-worker list --state failed`; `run-now` tries them again, `cleanup DELETE_PERMAFAILED_JOBS` deletes them.".to_owned()
     })
 }
 

@@ -170,7 +170,7 @@ impl fmt::Display for Reason {
                 }
             }
             Reason::NoWorkerKnowsTask { task_identifier, workers } => {
-                write!(f, "None of the {workers} workers that live knows the task {task_identifier:?}.")
+                write!(f, "No worker that lives knows the task {task_identifier:?} (there are {workers}).")
             }
             Reason::MayBeForbidden { flags } => write!(
                 f,
@@ -178,10 +178,13 @@ impl fmt::Display for Reason {
             ),
             Reason::ShouldRun { task_identifier, workers, knowing: 0 } => write!(
                 f,
-                "Nothing that can be seen keeps it: it should run now, if one of the {workers} workers knows the task {task_identifier:?}, which is not stored."
+                "Nothing that can be seen keeps it: it should run now, if a worker knows the task {task_identifier:?} (workers that can be seen: {workers}; which tasks they know is not stored)."
             ),
             Reason::ShouldRun { knowing, task_identifier, .. } => {
-                write!(f, "Nothing keeps it: it should run now; {knowing} workers know the task {task_identifier:?}.")
+                write!(
+                    f,
+                    "Nothing keeps it: it should run now (workers that know the task {task_identifier:?}: {knowing})."
+                )
             }
         }
     }
@@ -290,7 +293,7 @@ fn decide(facts: &Facts) -> Vec<Reason> {
             reasons.push(Reason::MayBeForbidden { flags: job.flags.clone() });
         }
     }
-    if reasons.is_empty() {
+    if reasons.iter().all(|reason| matches!(reason, Reason::MayBeForbidden { .. })) {
         reasons.push(Reason::ShouldRun {
             task_identifier: job.task_identifier.clone(),
             // A worker of ours that does not register is connected and listens: it counts once.
@@ -399,12 +402,12 @@ mod tests {
         assert_eq!(
             said(|_, _| ()),
             [
-                "Nothing that can be seen keeps it: it should run now, if one of the 1 workers knows the task \"t\", which is not stored."
+                "Nothing that can be seen keeps it: it should run now, if a worker knows the task \"t\" (workers that can be seen: 1; which tasks they know is not stored)."
             ]
         );
         assert_eq!(
             said(|facts, _| (facts.workers_with_tasks, facts.workers_with_task) = (1, 1)),
-            ["Nothing keeps it: it should run now; 1 workers know the task \"t\"."]
+            ["Nothing keeps it: it should run now (workers that know the task \"t\": 1)."]
         );
     }
 
@@ -490,8 +493,14 @@ mod tests {
     }
 
     #[test]
+    fn a_job_with_flags_that_nothing_else_keeps() {
+        let said = said(|_, job| job.flags = vec!["eu".to_owned()]);
+        assert!(said[0].starts_with("It has the flags") && said[1].starts_with("Nothing that can be seen"), "{said:?}");
+    }
+
+    #[test]
     fn a_task_that_no_worker_knows_where_all_say_what_they_know() {
-        let unknown = ["None of the 2 workers that live knows the task \"t\"."];
+        let unknown = ["No worker that lives knows the task \"t\" (there are 2)."];
         let two = |facts: &mut Facts| (facts.live_workers, facts.workers_with_tasks, facts.listeners) = (2, 2, 2);
         assert_eq!(said(|facts, _| two(facts)), unknown);
         // One that does not say so may know it.

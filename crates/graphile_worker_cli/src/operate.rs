@@ -108,13 +108,18 @@ async fn utils(database: &Database) -> Result<WorkerUtils, Failure> {
             "row security hides the jobs of the schema {:?} from this role: connect as the owner of the schema",
             database.schema()
         ))),
-        Some(false) => Ok(WorkerUtils::new(pool, database.schema())),
+        Some(false) => {
+            let utils = WorkerUtils::new(pool, database.schema());
+            // A schema that is too new for us is not for us to work with. One that lacks something of ours does for most.
+            utils.is_migrated().await?;
+            Ok(utils)
+        }
     }
 }
 
 fn not_installed(database: &Database) -> Failure {
     Failure::because(format!(
-        "Graphile Worker is not installed in the schema {:?} on {}, or by a release too old or too new: run `graphile-worker migrate`",
+        "Graphile Worker is not installed in the schema {:?} on {}, or by an older release: run `graphile-worker migrate`",
         database.schema(),
         database.server()
     ))

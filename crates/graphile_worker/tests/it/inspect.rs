@@ -197,7 +197,7 @@ async fn why_tells_each_of_the_states_apart() {
     let db = one_of_each().await;
     // The worker that holds job 3 is one that can be seen.
     assert_eq!(names(&reasons(&db, 99).await), ["does_not_exist"]);
-    assert_eq!(names(&reasons(&db, 1).await), ["may_be_forbidden"]);
+    assert_eq!(names(&reasons(&db, 1).await), ["may_be_forbidden", "should_run"]);
     assert_eq!(names(&reasons(&db, 2).await), ["not_due"]);
     let running = reasons(&db, 3).await;
     assert_eq!((names(&running), &running[0]["worker_id"]), (vec!["running"], &json!("w1")));
@@ -305,8 +305,8 @@ async fn a_checkup_names_what_is_wrong_with_the_jobs() {
     )
     .await;
     let checkup = utils(&db).checkup().await.unwrap();
-    assert_eq!(check(&checkup, "stale_locks").1, "1 jobs and 1 queues have been held for more than 4 hours");
-    assert_eq!(check(&checkup, "failed_jobs").1, "1 of 6 jobs have failed for good");
+    assert_eq!(check(&checkup, "stale_locks").1, "held for more than 4 hours: jobs 1, queues 1");
+    assert_eq!(check(&checkup, "failed_jobs").1, "failed for good: 1 of 6");
     assert_eq!((check(&checkup, "workers").0, check(&checkup, "lag").0), (CheckLevel::Advice, CheckLevel::Advice));
 }
 

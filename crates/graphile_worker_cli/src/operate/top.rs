@@ -54,7 +54,7 @@ struct Frame {
     stats: Stats,
     queues: Vec<QueueSummary>,
     workers: Vec<WorkerSummary>,
-    /// Those that have been running longest.
+    /// The first of those that run, by their ids.
     running: Vec<JobSummary>,
     #[serde(skip)]
     counters: JobCounters,

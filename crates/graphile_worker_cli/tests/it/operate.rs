@@ -580,7 +580,7 @@ async fn doctor_gives_advice_and_fails_where_there_is_a_problem() {
     run_sql(&database, "select graphile_worker.add_job('t', run_at => now() - interval '1 hour')").await;
     let (code, stdout, _) = ran(on(&database, &["doctor"]));
     assert_eq!(code, 1, "{stdout}");
-    assert!(stdout.contains("problem") && stdout.contains("1 jobs could run, the first since 1h"), "{stdout}");
+    assert!(stdout.contains("problem") && stdout.contains("jobs that could run: 1, the first for 1h"), "{stdout}");
     assert!(stdout.contains("→ Start a worker"), "{stdout}");
 
     let (code, stdout, _) = ran(on(&empty_database().await, &["doctor", "--json"]));
@@ -626,6 +626,32 @@ async fn every_command_says_what_to_do_where_nothing_is_installed() {
         assert!(code == 1 && line.contains("not installed in the schema \"graphile_worker\""), "{arguments:?}: {line}");
         assert!(line.ends_with("run `graphile-worker migrate`"), "{arguments:?}: {line}");
     }
+}
+
+#[tokio::test]
+async fn a_schema_that_is_too_new_is_left_alone() {
+    let database = one_of_each().await;
+    run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (1000, true)").await;
+    for arguments in [&["list"][..], &["add", "t"], &["complete", "1"], &["cleanup"], &["migrate"]] {
+        let (code, line) = failure_of(on(&database, arguments));
+        assert!(code == 1 && line.contains("holds the breaking migration 1000"), "{arguments:?}: {line}");
+    }
+    let (code, stdout, _) = ran(on(&database, &["doctor"]));
+    assert!(code == 1 && stdout.contains("holds the breaking migration 1000"), "{stdout}");
+    assert_eq!(value(&database, "select count(*) from graphile_worker.jobs").await, 6);
+}
+
+#[tokio::test]
+async fn the_schema_of_nodes_worker_alone_can_be_looked_at() {
+    let database = one_of_each().await;
+    run_sql(
+        &database,
+        "drop table graphile_worker._rs_workers, graphile_worker._rs_recoveries, graphile_worker._rs_additions",
+    )
+    .await;
+    assert_eq!(ids(&answer(&database, &["list", "--state", "failed"])), [5]);
+    let (code, line) = failure_of(on(&database, &["workers"]));
+    assert!(code == 1 && line.ends_with("run `graphile-worker migrate`"), "{line}");
 }
 
 #[tokio::test]
