@@ -281,6 +281,8 @@ pub struct WorkerSummary {
     pub state: WorkerState,
     /// The release that it is of, where it has registered.
     pub version: Option<String>,
+    /// The tasks it knows, where it has said so.
+    pub tasks: Option<Vec<String>>,
     /// When it has registered.
     pub started_at: Option<DateTime<Utc>>,
     /// When it was last heard of.
@@ -447,6 +449,7 @@ fn worker(row: &PgRow) -> sqlx::Result<WorkerSummary> {
         worker_id: row.try_get("worker_id")?,
         state: WorkerState::named(&state),
         version: row.try_get("version")?,
+        tasks: row.try_get("tasks")?,
         started_at: row.try_get("started_at")?,
         last_heartbeat_at: row.try_get("last_heartbeat_at")?,
         is_connected: row.try_get("is_connected")?,

@@ -57,9 +57,9 @@ mod task;
 mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
+mod uninstall;
 mod upgrade;
 mod watch;
-mod uninstall;
 mod why;
 mod worker;
 mod worker_utils;

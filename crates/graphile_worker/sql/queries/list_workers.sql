@@ -1,6 +1,6 @@
 -- Who works here, as far as it can be seen: workers that have registered, that hold a job or a queue, or that are
 -- connected under the name that ours give their connections. $1 is after how many seconds without a heartbeat one is stale.
--- Locks nothing. Reads the table of jobs once for the locks.
+-- Locks nothing. Reads the table of jobs once for the locks. `tasks` is read as JSON: before a migration it is not there.
 with held as (
   select locked_by as worker_id, count(*) as jobs, min(locked_at) as since
   from :"schema"._private_jobs where locked_by is not null group by locked_by
@@ -20,6 +20,9 @@ select
   coalesce(held.jobs, 0) as jobs, coalesce(held_queues.queues, 0) as queues,
   least(held.since, held_queues.since) as holds_since,
   connected.worker_id is not null as is_connected,
+  case when jsonb_typeof(to_jsonb(workers) -> 'tasks') = 'array' then
+    array(select jsonb_array_elements_text(to_jsonb(workers) -> 'tasks'))
+  end as tasks,
   case
     when workers.last_heartbeat_at < now() - make_interval(secs => $1::float8) then 'stale'
     when workers.worker_id is not null then 'alive'

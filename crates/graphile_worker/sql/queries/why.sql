@@ -2,7 +2,7 @@
 -- a heartbeat a worker counts as dead. Locks nothing. Counts at most 10,000 jobs that come first, by _rs_jobs_by_queue or
 -- _rs_jobs_unqueued; reads the table once for the locks.
 --
--- `tasks` is looked for in a worker's row as JSON, because not every release stores there which tasks it knows.
+-- `tasks` is looked for in a worker's row as JSON: before a migration it is not there.
 with job as (
   select jobs.*, tasks.identifier as task_identifier
   from :"schema"._private_jobs as jobs

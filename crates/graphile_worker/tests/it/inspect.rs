@@ -2,8 +2,8 @@
 
 use crate::support::{Db, Started, sql_files};
 use graphile_worker::{
-    CheckLevel, Checkup, JobFilter, JobState, JobSummary, Reason, WorkerContext, WorkerOptions, WorkerState,
-    WorkerUtils,
+    CheckLevel, Checkup, JobFilter, JobState, JobSummary, Reason, WorkerContext, WorkerOptions, WorkerRecoveryConfig,
+    WorkerState, WorkerUtils,
 };
 use serde_json::{Value, json};
 use sqlx::postgres::PgPoolOptions;
@@ -156,6 +156,7 @@ async fn workers_are_known_by_registration_lock_or_connection() {
     db.run(
         "insert into graphile_worker._rs_workers (worker_id, version, last_heartbeat_at) values
            ('rs-live-1', '0.1.0', now()), ('rs-live-2', '0.1.0', now() - interval '6 minutes');
+         update graphile_worker._rs_workers set tasks = '{a,b}' where worker_id = 'rs-live-1';
          update graphile_worker._private_jobs set locked_at = now(), locked_by = 'rs-live-3', attempts = 1 where id = 1",
     )
     .await;
@@ -167,6 +168,8 @@ async fn workers_are_known_by_registration_lock_or_connection() {
         .map(|worker| (&*worker.worker_id, worker.state, worker.jobs, worker.queues, worker.is_connected))
         .collect();
     told.sort_by_key(|(id, ..)| *id);
+    let tasks = workers.iter().find_map(|worker| worker.tasks.clone());
+    assert_eq!(tasks, Some(vec!["a".to_owned(), "b".to_owned()]));
     use WorkerState::*;
     assert_eq!(
         told,
@@ -269,7 +272,6 @@ async fn why_knows_that_no_worker_knows_the_task_where_they_say_what_they_know()
     let db = Db::installed().await;
     db.run(
         "select graphile_worker.add_job('t');
-         alter table graphile_worker._rs_workers add column if not exists tasks text[];
          insert into graphile_worker._rs_workers (worker_id, tasks) values ('rs-live-1', '{a,b}')",
     )
     .await;
@@ -277,6 +279,31 @@ async fn why_knows_that_no_worker_knows_the_task_where_they_say_what_they_know()
     db.run("update graphile_worker._rs_workers set tasks = '{t}'").await;
     let known = reasons(&db, 1).await;
     assert_eq!((names(&known), &known[0]["knowing"]), (vec!["should_run"], &json!(1)));
+}
+
+#[tokio::test]
+async fn why_and_workers_work_before_workers_say_what_they_know() {
+    let db = one_of_each().await;
+    db.run("insert into graphile_worker._rs_workers (worker_id) values ('rs-live-1')").await;
+    db.run("alter table graphile_worker._rs_workers drop column tasks").await;
+    assert_eq!(names(&reasons(&db, 1).await), ["may_be_forbidden", "should_run"]);
+    assert!(utils(&db).list_workers(STALE_AFTER).await.unwrap().iter().all(|worker| worker.tasks.is_none()));
+}
+
+#[tokio::test]
+async fn why_asks_a_real_worker_what_it_knows() {
+    let db = Db::installed().await;
+    let options =
+        WorkerOptions::default().pg_pool(db.pool.clone()).define_task("known", |_: Value, _: WorkerContext| async {});
+    let worker = Started::new(options.worker_recovery(WorkerRecoveryConfig::default().enabled(true))).await;
+    db.add_job("'unknown'").await;
+    // It registers before it claims anything.
+    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
+    while names(&reasons(&db, 1).await) != ["no_worker_knows_task"] {
+        assert!(tokio::time::Instant::now() < patience, "{:?}", reasons(&db, 1).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    worker.stop().await;
 }
 
 fn check<'c>(checkup: &'c Checkup, name: &str) -> (CheckLevel, &'c str, &'c str) {

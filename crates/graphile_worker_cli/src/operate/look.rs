@@ -341,6 +341,7 @@ pub(super) fn workers_table(workers: &[WorkerSummary], now: DateTime<Utc>) -> Ta
         text("heard of").optional(),
         text("started").optional(),
         text("version").optional(),
+        text("tasks").optional(),
     ]);
     let ago = |time: Option<DateTime<Utc>>| time.map(|time| away(time, now)).unwrap_or_default();
     for worker in workers {
@@ -358,6 +359,7 @@ pub(super) fn workers_table(workers: &[WorkerSummary], now: DateTime<Utc>) -> Ta
             ago(worker.last_heartbeat_at).into(),
             ago(worker.started_at).into(),
             worker.version.as_deref().unwrap_or_default().into(),
+            in_short(&worker.tasks.as_deref().unwrap_or_default().join(", "), 60).into(),
         ]);
     }
     table
