@@ -34,6 +34,7 @@
 //! schema or brings it up to date. The SQL API is the same as that of Node's worker.
 
 mod adding;
+mod checkup;
 mod context;
 mod cron;
 mod cron_items;
@@ -43,6 +44,7 @@ mod exchange;
 mod execute;
 mod hand;
 mod hooks;
+mod inspect;
 mod job;
 mod listener;
 mod migrate;
@@ -55,11 +57,14 @@ mod task;
 mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
+mod uninstall;
 mod upgrade;
 mod watch;
+mod why;
 mod worker;
 mod worker_utils;
 
+pub use checkup::{Check, CheckLevel, Checkup};
 pub use context::WorkerContext;
 pub use cron::TestClock;
 pub use cron_items::{Cron, CronItem, IntoCron};
@@ -76,6 +81,10 @@ pub use hooks::{
     ListenSuccess, Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
     WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerStart, WorkerStop,
 };
+pub use inspect::{
+    JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueSummary, Stats, TaskStats, WorkerState,
+    WorkerSummary,
+};
 pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use migrate::{Migration, migrate, migrate_within};
 pub use options::{TaskHandlers, WorkerOptions};
@@ -89,6 +98,8 @@ pub use task::{
 };
 #[cfg(feature = "tokio-postgres")]
 pub use tokio_postgres::WithinTokioPostgres;
+pub use uninstall::Uninstall;
+pub use why::{Reason, Why};
 pub use worker::Worker;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};
 

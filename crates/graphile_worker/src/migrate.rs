@@ -132,6 +132,32 @@ pub async fn migrate_within<'c>(
     }
 }
 
+/// What is installed, for whoever only wants to know.
+pub(crate) struct Examined {
+    pub(crate) installed: bool,
+    /// Of Node's ledger.
+    pub(crate) level: Option<i32>,
+    /// Of our own.
+    pub(crate) addition: Option<i32>,
+    pub(crate) functions_are_ours: bool,
+    /// Whether [`migrate`] would change anything, or why it would refuse to.
+    pub(crate) is_up_to_date: Result<bool, Error>,
+}
+
+/// Looks at the schema, and leaves it alone.
+pub(crate) async fn examine(connection: &mut PgConnection, schema: &Schema) -> Result<Examined, Error> {
+    let found = look(connection, schema).await?;
+    let recorded = found.additions.iter().flatten().find(|step| step.id == FUNCTIONS_STEP);
+    Ok(Examined {
+        installed: found.layout != Layout::None,
+        level: found.level(),
+        addition: found.additions.iter().flatten().map(|step| step.id).max(),
+        functions_are_ours: recorded
+            .is_some_and(|step| step.checksum.is_some() && step.checksum == found.functions_checksum),
+        is_up_to_date: plan(schema, &found).map(|plan| plan.is_nothing()),
+    })
+}
+
 async fn migrate_once(
     connection: &mut PgConnection,
     schema: &Schema,

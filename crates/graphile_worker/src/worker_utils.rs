@@ -5,7 +5,7 @@ use crate::db::{Parameter, Schema, Statement, Statements, bound};
 use crate::error::Doing;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
-use crate::migrate::{Migration, migrate};
+use crate::migrate::{Migration, examine, migrate};
 use crate::recovery::{
     self, ActiveWorker, Sweep, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig,
 };
@@ -333,6 +333,13 @@ impl WorkerUtils {
     pub async fn migrate(&self) -> Result<Migration, Error> {
         migrate(&self.source, self.statements()?.schema.name()).await
     }
+
+    /// Whether the schema is what [`migrate`](WorkerUtils::migrate) would make of it; changes nothing. An error where a newer
+    /// release has changed it in a way that this one must not work with.
+    pub async fn is_migrated(&self) -> Result<bool, Error> {
+        let mut connection = self.source.acquire().await.doing(|| "connect to the database".to_owned())?;
+        examine(&mut connection, &self.statements()?.schema).await?.is_up_to_date
+    }
 }
 
 impl<S: Source> WorkerUtils<S> {
@@ -447,7 +454,7 @@ impl<S: Source> WorkerUtils<S> {
         Ok(job)
     }
 
-    fn statements(&self) -> Result<&Arc<Statements>, Error> {
+    pub(crate) fn statements(&self) -> Result<&Arc<Statements>, Error> {
         self.shared
             .statements
             .as_ref()

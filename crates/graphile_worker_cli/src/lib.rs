@@ -8,6 +8,7 @@
 //! | How does it run without a database? | `dev` |
 //! | What does an operator ask? | `operate` |
 //! | When does a crontab fire, and what is wrong with it? | `crontab` |
+//! | How do tables and times look? | `table` |
 //! | How do log lines look? | `log` |
 //! | How does it fail? | `failure` |
 //!
@@ -25,6 +26,7 @@ mod output;
 mod run;
 mod settings;
 mod signals;
+mod table;
 
 use arguments::{Arguments, Command, Read};
 use clap::CommandFactory;

@@ -8,6 +8,7 @@ mod admin;
 mod cron;
 mod documented_sql;
 mod hooks;
+mod inspect;
 mod job_key;
 mod migrate;
 mod old_layouts;

@@ -1,0 +1,22 @@
+-- The job $1 with all that is known of it: payload, the lock of its queue, how often its workers have died with it.
+-- Locks nothing; by primary keys.
+select
+  jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, jobs.priority,
+  case
+    when jobs.locked_at is not null then 'running'
+    when jobs.attempts >= jobs.max_attempts then 'failed'
+    when jobs.run_at <= now() then 'ready'
+    when jobs.attempts > 0 then 'retrying'
+    else 'scheduled'
+  end as state,
+  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
+  jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
+  case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
+    as flags,
+  jobs.payload::text as payload, job_queues.locked_at as queue_locked_at, job_queues.locked_by as queue_locked_by,
+  coalesce(recoveries.times, 0) as recoveries, recoveries.last_at as last_recovered_at
+from :"schema"._private_jobs as jobs
+join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
+left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
+left join :"schema"._rs_recoveries as recoveries on recoveries.job_id = jobs.id
+where jobs.id = $1::bigint;

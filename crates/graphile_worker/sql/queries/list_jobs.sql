@@ -1,0 +1,36 @@
+-- Jobs without their payloads, a page in the order of ids. Null is any: $1 states, $2 task, $3 queue, $4 key, $5 a text
+-- that is somewhere in payload, last error or key, $6 the id after which to begin. $7 the newest first, $8 how many.
+--
+-- Locks nothing. Prepared for each call with its values known, so that conditions which do not apply vanish: a page then
+-- goes by the primary key, one key by its index. What is rare and has no index reads the table (0.2 s for a million jobs).
+select
+  jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, state.name as state, jobs.priority,
+  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
+  jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
+  case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
+    as flags
+from :"schema"._private_jobs as jobs
+join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
+left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
+cross join lateral (
+  select case
+    when jobs.locked_at is not null then 'running'
+    when jobs.attempts >= jobs.max_attempts then 'failed'
+    when jobs.run_at <= now() then 'ready'
+    when jobs.attempts > 0 then 'retrying'
+    else 'scheduled'
+  end as name
+) as state
+where ($1::text[] is null or state.name = any ($1))
+  and ($2::text is null or jobs.task_id = (select id from :"schema"._private_tasks where identifier = $2))
+  and ($3::text is null or jobs.job_queue_id = (select id from :"schema"._private_job_queues where queue_name = $3))
+  and ($4::text is null or jobs.key = $4)
+  and (
+    $5::text is null
+    or strpos(lower(jobs.payload::text), lower($5)) > 0
+    or strpos(lower(jobs.last_error), lower($5)) > 0
+    or strpos(lower(jobs.key), lower($5)) > 0
+  )
+  and ($6::bigint is null or case when $7::bool then jobs.id < $6 else jobs.id > $6 end)
+order by case when $7 then jobs.id end desc, case when not $7 then jobs.id end
+limit $8::bigint;

@@ -1,0 +1,39 @@
+-- What is in the schema, and what elsewhere would go with it: views, foreign keys and triggers that rest on it.
+-- Reads the catalogue only; one row.
+with schema as (
+  select oid from pg_namespace where nspname = :'schema'
+), relations as (
+  select oid, relname::text as name, relkind from pg_class
+  where relnamespace = (select oid from schema) and relkind in ('r', 'p', 'v', 'm', 'f')
+)
+select
+  exists (select from relations where name = 'migrations') and exists (select from relations where name = 'jobs')
+    as is_ours,
+  array(select name from relations where relkind in ('r', 'p', 'f') order by name) as tables,
+  array(
+    select name from relations
+    where name not in ('migrations', 'jobs', 'job_queues', 'tasks', 'known_crontabs')
+      and name !~ '^_(private|rs|old)_'
+    order by name
+  ) as strangers,
+  (select count(*) from pg_proc where pronamespace = (select oid from schema)) as functions,
+  array(
+    select 'view ' || views.oid::regclass
+    from pg_depend
+    join pg_rewrite as rules on rules.oid = pg_depend.objid
+    join pg_class as views on views.oid = rules.ev_class
+    where pg_depend.classid = 'pg_rewrite'::regclass
+      and pg_depend.refobjid in (select oid from relations)
+      and views.relnamespace <> (select oid from schema)
+    union
+    select 'foreign key ' || conname || ' of ' || conrelid::regclass
+    from pg_constraint
+    where contype = 'f' and confrelid in (select oid from relations)
+      and conrelid not in (select oid from relations)
+    union
+    select 'trigger ' || tgname || ' of ' || tgrelid::regclass
+    from pg_trigger
+    join pg_proc on pg_proc.oid = tgfoid
+    where pronamespace = (select oid from schema) and tgrelid not in (select oid from relations) and not tgisinternal
+    order by 1
+  ) as dependents;

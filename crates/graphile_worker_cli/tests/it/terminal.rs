@@ -1,0 +1,162 @@
+//! On a terminal: colours, and `top` as somebody watches it.
+
+use crate::support::{PATIENCE, graphile_worker, installed_database, run_sql};
+use graphile_worker_devdb::TestDatabase;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+/// A program on a terminal of 80 by 24, and what it has written there.
+struct Watched {
+    child: Child,
+    person: File,
+    terminal: File,
+    written: Receiver<Vec<u8>>,
+    seen: String,
+}
+
+impl Watched {
+    fn start(mut command: Command) -> Watched {
+        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&person).unwrap();
+        unlockpt(&person).unwrap();
+        let name = ptsname(&person, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = File::options().read(true).write(true).open(name).unwrap();
+        tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let stdio = || terminal.try_clone().unwrap();
+        let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).env("TERM", "xterm").spawn().unwrap();
+        let person = File::from(person);
+        let (sender, written) = channel();
+        let mut reader = person.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = reader.read(&mut buffer) {
+                let _ = sender.send(buffer[..length].to_vec());
+            }
+        });
+        Watched { child, person, terminal, written, seen: String::new() }
+    }
+
+    /// Waits until this has been written.
+    fn shows(&mut self, text: &str) {
+        let patience = Instant::now() + PATIENCE;
+        while !self.seen.contains(text) {
+            let left = patience.saturating_duration_since(Instant::now());
+            let Ok(bytes) = self.written.recv_timeout(left) else { panic!("no {text:?} in {:?}", self.seen) };
+            self.seen.push_str(&String::from_utf8_lossy(&bytes));
+        }
+    }
+
+    fn forget(&mut self) {
+        self.seen.clear();
+    }
+
+    fn press(&mut self, key: &[u8]) {
+        self.person.write_all(key).unwrap();
+    }
+
+    fn ended(&mut self) -> Option<i32> {
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < patience, "it does not end: {:?}", self.seen);
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    /// Whether keys are echoed and come line by line, as a shell wants it.
+    fn is_as_it_was(&self) -> bool {
+        tcgetattr(&self.terminal).unwrap().local_modes.contains(LocalModes::ICANON | LocalModes::ECHO)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn on(database: &TestDatabase, arguments: &[&str]) -> Command {
+    let mut command = graphile_worker(arguments);
+    command.env("DATABASE_URL", database.url()).env_remove("COLUMNS").env_remove("NO_COLOR");
+    command
+}
+
+const LEAVES_THE_SCREEN: &str = "\u{1b}[?1049l";
+
+#[tokio::test]
+async fn top_draws_anew_until_q_is_pressed_and_leaves_the_terminal_as_it_was() {
+    let database = installed_database().await;
+    run_sql(&database, "select graphile_worker.add_job('first_task')").await;
+    let mut top = Watched::start(on(&database, &["top", "--interval", "100ms"]));
+    top.shows("first_task");
+    top.shows("q quits");
+    assert!(!top.is_as_it_was(), "keys come at once");
+    run_sql(&database, "select graphile_worker.add_job('second_task')").await;
+    top.shows("second_task");
+    top.press(b"x");
+    top.forget();
+    top.shows("q quits");
+    top.press(b"q");
+    assert_eq!(top.ended(), Some(0));
+    top.shows(LEAVES_THE_SCREEN);
+    assert!(top.is_as_it_was());
+}
+
+#[tokio::test]
+async fn top_ends_by_control_c_and_by_a_signal() {
+    let database = installed_database().await;
+    for (way, code) in [("control-c", 0), ("TERM", 143)] {
+        let mut top = Watched::start(on(&database, &["top"]));
+        top.shows("q quits");
+        if way == "control-c" {
+            top.press(b"\x03");
+        } else {
+            let pid = top.child.id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        }
+        assert_eq!(top.ended(), Some(code), "{way}");
+        top.shows(LEAVES_THE_SCREEN);
+        assert!(top.is_as_it_was(), "{way}");
+    }
+}
+
+#[tokio::test]
+async fn colours_are_on_a_terminal_only_and_never_with_no_color() {
+    let database = installed_database().await;
+    run_sql(
+        &database,
+        "select graphile_worker.add_job('send_email', max_attempts => 1);
+         update graphile_worker._private_jobs set attempts = 1",
+    )
+    .await;
+    let mut colourful = Watched::start(on(&database, &["list"]));
+    colourful.shows("send_email");
+    assert_eq!(colourful.ended(), Some(0));
+    assert!(colourful.seen.contains('\u{1b}'), "{:?}", colourful.seen);
+
+    let mut command = on(&database, &["list"]);
+    command.env("NO_COLOR", "1");
+    let mut plain = Watched::start(command);
+    plain.shows("send_email");
+    assert_eq!(plain.ended(), Some(0));
+    assert!(!plain.seen.contains('\u{1b}'), "{:?}", plain.seen);
+}
+
+#[tokio::test]
+async fn a_long_file_of_jobs_has_a_progress_bar_on_a_terminal() {
+    let database = installed_database().await;
+    let folder = crate::support::Folder::new();
+    let file = folder.write("jobs.ndjson", &"{\"identifier\":\"t\"}\n".repeat(3000));
+    let mut adding = Watched::start(on(&database, &["add", "--file", file.to_str().unwrap()]));
+    adding.shows("3000 jobs added");
+    assert_eq!(adding.ended(), Some(0));
+    assert!(adding.seen.contains("of 3000 jobs"), "{:?}", adding.seen);
+}
