@@ -655,10 +655,10 @@ async fn a_job_that_runs_for_hours_keeps_its_lock_and_its_queues_fresh_and_is_co
         .await;
         db.add_job("'t', '1', 'q'").await;
         started_running.notified().await;
-        // Long ago, and yet when it was.
+        // Long ago, but not so long that the worker's first look for stale locks would find it.
         db.run(
-            "update graphile_worker._private_jobs set locked_at = locked_at - interval '5 hours';
-             update graphile_worker._private_job_queues set locked_at = locked_at - interval '5 hours'",
+            "update graphile_worker._private_jobs set locked_at = locked_at - interval '3 hours';
+             update graphile_worker._private_job_queues set locked_at = locked_at - interval '3 hours'",
         )
         .await;
         let fresh = "select (select locked_at > now() - interval '1 hour' from graphile_worker._private_jobs)
