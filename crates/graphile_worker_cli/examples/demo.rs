@@ -104,7 +104,8 @@ fn pass_on(lines: Lines<BufReader<ChildStdout>>) {
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
 }
 
-/// The folder examples/demo; where PostgreSQL could not enter it, because we are root and it must not be, a copy.
+/// The folder examples/demo; a copy where it is somebody else's, or where PostgreSQL could not enter it, because we are root
+/// and it must not be.
 struct DemoFolder {
     path: PathBuf,
     is_copy: bool,
@@ -113,9 +114,10 @@ struct DemoFolder {
 impl DemoFolder {
     fn choose() -> Result<DemoFolder, Box<dyn Error>> {
         let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/demo").canonicalize()?;
-        let is_root = String::from_utf8(Command::new("id").arg("-u").output()?.stdout)?.trim() == "0";
+        let user: u32 = String::from_utf8(Command::new("id").arg("-u").output()?.stdout)?.trim().parse()?;
+        let is_ours = std::fs::metadata(&original)?.uid() == user;
         let is_open = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o001 != 0);
-        if !is_root || original.ancestors().all(is_open) {
+        if is_ours && (user != 0 || original.ancestors().all(is_open)) {
             return Ok(DemoFolder { path: original, is_copy: false });
         }
         let copy = std::env::temp_dir().join(format!("graphile-worker-demo-{}", std::process::id()));
