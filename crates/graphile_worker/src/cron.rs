@@ -182,7 +182,7 @@ impl RunningCron {
         if settings.prepared_statements {
             options = options.options([LOCK_TIMEOUT]);
         }
-        let stop = shutdown.asked.child_token();
+        let stop = shutdown.leaving.child_token();
         let cron = Cron {
             items,
             crontabs,

@@ -58,6 +58,17 @@ pub enum Error {
         schema: String,
     },
 
+    /// The schema cannot be dropped: others have tables or views in it.
+    #[error(
+        "the schema {schema:?} is not dropped, because of what is not Graphile Worker's in it ({strangers}): move that elsewhere, then try again"
+    )]
+    SchemaShared {
+        /// The schema.
+        schema: String,
+        /// What is not ours.
+        strangers: String,
+    },
+
     /// The role may not create schemas, and there is none.
     #[error("the schema {schema:?} does not exist, and this role may not create it: have the owner of the database run `create schema {quoted} authorization \"{role}\"`, then try again", quoted = crate::db::quote_identifier(schema))]
     MayNotCreateSchema {

@@ -560,12 +560,16 @@ impl Exchange {
         }
     }
 
-    /// Tells the worker to leave where a newer release has taken over the schema, or is about to.
-    pub(crate) async fn look_at_ledgers(&mut self, must_leave: &MustLeave) {
-        let Some(connection) = self.connection.as_mut() else { return };
-        if let Some(notice) = notice_in_ledgers(connection, &self.statements).await {
-            must_leave.tell(notice);
+    /// Tells the worker to leave where a newer release has taken over the schema, or is about to. False where there was no
+    /// finding out.
+    pub(crate) async fn look_at_ledgers(&mut self, must_leave: &MustLeave) -> bool {
+        let Some(connection) = self.connection.as_mut() else { return false };
+        match notice_in_ledgers(connection, &self.statements).await {
+            Some(Some(notice)) => must_leave.tell(notice),
+            Some(None) => {}
+            None => return false,
         }
+        true
     }
 
     /// How long until the next job of the future is due; a question for when there is nothing else to do.
@@ -588,8 +592,11 @@ impl Exchange {
         let Some(connection) = self.connection.as_mut().filter(|_| !jobs.is_empty()) else { return };
         let query = sqlx::query(self.statements.keep_locks_fresh.sql()).persistent(false);
         let keeping = query.bind(&*self.surroundings.worker_id).bind(jobs).bind(queues).execute(connection);
-        if let Ok(Err(error)) = tokio::time::timeout(ANSWER_TIMEOUT, keeping).await {
-            debug!(label = "worker", %error, "cannot keep locks fresh now; trying again");
+        match tokio::time::timeout(ANSWER_TIMEOUT, keeping).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(label = "worker", %error, "cannot keep locks fresh now; trying again"),
+            // Its answer may come when another is expected.
+            Err(_) => self.connection = None,
         }
     }
 

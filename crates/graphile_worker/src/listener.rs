@@ -74,6 +74,11 @@ impl Listener {
         }
     }
 
+    /// There was no finding out what was missed.
+    pub(crate) fn has_missed_something(&self) {
+        self.may_have_missed.store(true, Ordering::Release);
+    }
+
     /// Whether something may have been announced that was not heard; asked once, answered once.
     pub(crate) fn may_have_missed_something(&self) -> bool {
         self.may_have_missed.swap(false, Ordering::AcqRel)

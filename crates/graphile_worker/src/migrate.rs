@@ -127,7 +127,10 @@ pub async fn migrate_within<'c>(
             Err(Error::JobsRunning { workers, .. }) if request.waits_for(&workers) => {
                 tokio::time::sleep(upgrade::LOOK_INTERVAL).await;
             }
-            result => return result,
+            // Then everything is looked at again: somebody else may have been faster.
+            Ok(None) => tokio::time::sleep(upgrade::LOOK_INTERVAL).await,
+            Ok(Some(migration)) => return Ok(migration),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -158,19 +161,22 @@ pub(crate) async fn examine(connection: &mut PgConnection, schema: &Schema) -> R
     })
 }
 
+/// Nothing where older workers have to finish first.
 async fn migrate_once(
     connection: &mut PgConnection,
     schema: &Schema,
     request: &mut Request,
-) -> Result<Migration, Error> {
+) -> Result<Option<Migration>, Error> {
     let found = look(connection, schema).await?;
     let planned = plan(schema, &found)?;
     if planned.is_nothing() {
         warn_of(&planned, schema);
-        return Ok(report(schema, &found, false, 0));
+        return Ok(Some(report(schema, &found, false, 0)));
     }
-    if let Some(breaking) = planned.breaking(&found) {
-        request.wait_for_older_workers(connection, schema, &breaking).await?;
+    if let Some(breaking) = planned.breaking(&found)
+        && !request.is_granted(connection, schema, &breaking).await?
+    {
+        return Ok(None);
     }
 
     let doing = || format!("migrate the schema {:?}", schema.name());
@@ -197,7 +203,7 @@ async fn migrate_once(
     warn_of(&planned, schema);
     let migration = report(schema, &found, !planned.is_nothing(), moved_jobs);
     info!(schema = schema.name(), from = migration.from, level = migration.level, moved_jobs, "schema migrated");
-    Ok(migration)
+    Ok(Some(migration))
 }
 
 fn warn_of(plan: &Plan, schema: &Schema) {
@@ -375,7 +381,8 @@ enum Indexes {
 impl Plan {
     /// What older workers must not work with. Where nothing was installed nobody works.
     fn breaking(&self, found: &Installation) -> Option<Breaking> {
-        let additions = self.additions.iter().filter(|addition| addition.breaking);
+        // Without our ledger, nobody of ours works here.
+        let additions = self.additions.iter().filter(|addition| addition.breaking && found.additions.is_some());
         let breaking = Breaking {
             migrations: self.announce.clone(),
             additions: additions.map(|addition| addition.step).collect(),

@@ -555,6 +555,7 @@ impl WorkerOptions {
             surroundings: Arc::new(surroundings),
             leftovers,
             shutdown: Shutdown::default(),
+            left_because: Arc::default(),
             connection: Mutex::new(connection),
         })
     }

@@ -214,6 +214,8 @@ pub struct SweepStaleWorkersResult {
     pub worker_ids: Vec<String>,
     /// How many jobs were freed.
     pub recovered_count: u64,
+    /// Whether nothing was looked at because somebody else was just sweeping.
+    pub somebody_else_sweeps: bool,
 }
 
 /// A worker that has registered.
@@ -304,7 +306,7 @@ impl Sweep<'_> {
             sqlx::query_scalar(statements.recovery_lock.sql()).fetch_one(&mut *transaction).await.doing(doing)?;
         if !is_ours {
             transaction.rollback().await.doing(doing)?;
-            return Ok(SweepStaleWorkersResult::default());
+            return Ok(SweepStaleWorkersResult { somebody_else_sweeps: true, ..Default::default() });
         }
         let threshold = self.options.sweep_threshold.unwrap_or(self.config.sweep_threshold);
         let worker_ids: Vec<String> = sqlx::query_scalar(statements.recovery_dead_workers.sql())
@@ -316,7 +318,7 @@ impl Sweep<'_> {
             .doing(doing)?;
         if worker_ids.is_empty() || self.options.dry_run {
             transaction.rollback().await.doing(doing)?;
-            return Ok(SweepStaleWorkersResult { worker_ids, recovered_count: 0 });
+            return Ok(SweepStaleWorkersResult { worker_ids, ..Default::default() });
         }
         let rows = sqlx::query(statements.recovery_jobs.sql())
             .bind(&worker_ids)
@@ -353,7 +355,8 @@ impl Sweep<'_> {
             .doing(doing)?;
         transaction.commit().await.doing(doing)?;
         self.tell(&worker_ids, held, &recovered).await;
-        Ok(SweepStaleWorkersResult { worker_ids, recovered_count: recovered.len() as u64 })
+        let recovered_count = recovered.len() as u64;
+        Ok(SweepStaleWorkersResult { worker_ids, recovered_count, somebody_else_sweeps: false })
     }
 
     /// The first hook that does not leave it to the default has decided.
@@ -663,6 +666,8 @@ impl Sweeping {
             let hears_in_time = self.config.heartbeat_interval <= self.config.sweep_interval;
             let somebody_was_faster = hears_in_time && !health().sweep_is_due;
             if !health().may_sweep(self.config.heartbeat_interval) || somebody_was_faster {
+                // With the next heartbeat we know more.
+                wait = wait.min(self.config.heartbeat_interval.mul_f64(0.5 + jitter() / 2.0));
                 continue;
             }
             let swept = tokio::time::timeout(SWEEP_TIMEOUT, self.sweep()).await;

@@ -2,14 +2,21 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Both are cancelled at most once, in this order.
+/// Each is cancelled at most once, in this order.
 #[derive(Clone, Default)]
 pub(crate) struct Shutdown {
+    /// The worker is leaving: it was asked to, or has to because the schema moves on.
+    pub(crate) leaving: CancellationToken,
+    /// Somebody has asked it to.
     pub(crate) asked: CancellationToken,
+    /// Somebody has asked a second time.
     pub(crate) insisted: CancellationToken,
+    asked_at: Arc<OnceLock<Instant>>,
 }
 
 impl Shutdown {
@@ -17,7 +24,25 @@ impl Shutdown {
         if self.asked.is_cancelled() {
             self.insisted.cancel();
         } else {
+            let _ = self.asked_at.set(Instant::now());
             self.asked.cancel();
+            self.leaving.cancel();
+        }
+    }
+
+    /// Returns when whatever still runs has to be left: at that time, or so long after somebody has asked, or when somebody
+    /// insists. Never, if there is no time yet.
+    pub(crate) async fn is_over(&self, leave_at: Option<Instant>, grace_period: Duration) {
+        let Some(leave_at) = leave_at else { return std::future::pending().await };
+        let grace_is_over = async {
+            self.asked.cancelled().await;
+            let asked_at = self.asked_at.get().copied().unwrap_or_else(Instant::now);
+            tokio::time::sleep_until((asked_at + grace_period).into()).await;
+        };
+        tokio::select! {
+            () = self.insisted.cancelled() => {}
+            () = tokio::time::sleep_until(leave_at.into()) => {}
+            () = grace_is_over => {}
         }
     }
 

@@ -32,13 +32,16 @@ pub struct Uninstall {
 
 impl WorkerUtils {
     /// Drops the schema with all jobs in it, or only says what that would take away. A schema that is not Graphile Worker's
-    /// is left alone.
+    /// is left alone; one that others have tables in is not dropped.
     pub async fn uninstall(&self, dry_run: bool) -> Result<Uninstall, Error> {
         let statements = self.statements()?;
         let doing = || format!("uninstall the schema {:?}", statements.schema.name());
         let mut transaction = self.pool().begin().await.doing(doing)?;
         let mut found = look(&mut transaction, statements).await.doing(doing)?;
         if found.installed && !dry_run {
+            if !found.strangers.is_empty() {
+                return Err(Error::SchemaShared { schema: found.schema, strangers: found.strangers.join(", ") });
+            }
             sqlx::query(statements.uninstall.sql()).execute(&mut *transaction).await.doing(doing)?;
             found.dropped = true;
         }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use sqlx::postgres::PgRow;
 use sqlx::{Executor, PgConnection, Postgres, Row};
 use std::time::{Duration, Instant};
-use tracing::{info, warn};
+use tracing::warn;
 
 /// How long older workers may take to finish, if nothing else is said.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(10 * 60);
@@ -54,32 +54,30 @@ impl Request {
         Request { longest_wait, began: Instant::now(), asked_at: None, said_at: None }
     }
 
-    /// Asks older workers to finish, and returns when they have, or have had time enough.
-    pub(crate) async fn wait_for_older_workers(
+    /// Asks older workers to finish; whether they have, or have had time enough.
+    pub(crate) async fn is_granted(
         &mut self,
         connection: &mut PgConnection,
         schema: &Schema,
         breaking: &Breaking,
-    ) -> Result<(), Error> {
-        loop {
-            if self.asked_at.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL) {
-                self.asked_at = Some(Instant::now());
-                ask(connection, schema, breaking, self.time_left()).await?;
-            }
-            let workers = older_workers(connection, schema, breaking).await?;
-            if workers.is_empty() {
-                return Ok(());
-            }
-            if !self.waits_for(&workers.join(", ")) {
-                warn!(
-                    schema = schema.name(),
-                    ?workers,
-                    "workers of an older release have not finished in time: migrating all the same"
-                );
-                return Ok(());
-            }
-            tokio::time::sleep(LOOK_INTERVAL).await;
+    ) -> Result<bool, Error> {
+        if self.asked_at.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL) {
+            self.asked_at = Some(Instant::now());
+            ask(connection, schema, breaking, self.time_left()).await?;
         }
+        let workers = older_workers(connection, schema, breaking).await?;
+        if workers.is_empty() {
+            return Ok(true);
+        }
+        if self.waits_for(&workers.join(", ")) {
+            return Ok(false);
+        }
+        warn!(
+            schema = schema.name(),
+            ?workers,
+            "workers of an older release have not finished in time: migrating all the same"
+        );
+        Ok(true)
     }
 
     fn time_left(&self) -> Duration {
@@ -93,7 +91,7 @@ impl Request {
         }
         if self.said_at.is_none_or(|said| said.elapsed() >= SAY_INTERVAL) {
             self.said_at = Some(Instant::now());
-            info!(workers, at_most = ?self.time_left(), "waiting for workers of an older release to finish");
+            warn!(workers, at_most = ?self.time_left(), "waiting for workers of an older release to finish");
         }
         true
     }
@@ -195,8 +193,9 @@ pub(crate) fn notice(announcement: &str, schema: &Schema) -> Option<Notice> {
             reason: Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION },
             time_to_finish: Duration::try_from_secs_f64(said.waits.unwrap_or(0.0)).unwrap_or_default(),
         }),
-        // Node does not say of which schema: better to leave for nothing than to stay for something.
-        (None, true) => {
+        // Node does not say of which schema: better to leave for nothing than to stay for something. But one that this
+        // release knows is taken in another schema, or was taken here.
+        (None, true) if said.migration.is_none_or(|migration| migration > LEVEL) => {
             let (author, unknown) = ("Node's graphile-worker", said.migration.into_iter().collect());
             Some(Error::SchemaTooNew { schema, author, unknown, known: LEVEL }.into())
         }
@@ -209,24 +208,29 @@ pub(crate) fn notice(announcement: &str, schema: &Schema) -> Option<Notice> {
 pub(crate) async fn notice_in_ledgers(
     connection: impl Executor<'_, Database = Postgres>,
     statements: &Statements,
-) -> Option<Notice> {
+) -> Option<Option<Notice>> {
     let query = sqlx::query(statements.newer_steps.sql()).persistent(false).bind(LEVEL).bind(LAST_ADDITION);
     let row = tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_one(connection)).await.ok()?.ok()?;
-    reason_in(&row, statements.schema.name()).ok()?.map(Notice::from)
+    notice_in(&row, statements.schema.name()).ok()
 }
 
-fn reason_in(row: &PgRow, schema: &str) -> sqlx::Result<Option<Error>> {
+fn notice_in(row: &PgRow, schema: &str) -> sqlx::Result<Option<Notice>> {
     let schema = schema.to_owned();
     let migrations: Vec<i32> = row.try_get("migrations")?;
     let additions: Vec<i32> = row.try_get("additions")?;
     let wanted: Option<i32> = row.try_get("wanted")?;
     Ok(if !migrations.is_empty() {
-        Some(Error::SchemaTooNew { schema, author: "Node's graphile-worker", unknown: migrations, known: LEVEL })
+        let author = "Node's graphile-worker";
+        Some(Error::SchemaTooNew { schema, author, unknown: migrations, known: LEVEL }.into())
     } else if !additions.is_empty() {
         let author = "graphile_worker for Rust";
-        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: LAST_ADDITION })
+        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: LAST_ADDITION }.into())
     } else {
-        wanted.map(|step| Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION })
+        // Somebody waits; how long, is not written there.
+        wanted.map(|step| Notice {
+            reason: Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION },
+            time_to_finish: LONGEST_WAIT,
+        })
     })
 }
 
@@ -245,6 +249,7 @@ mod tests {
         assert!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"graphile_worker"}"#).is_some());
         assert_eq!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"another"}"#), None);
         assert_eq!(why(r#"{"migrationNumber":21,"breaking":false}"#), None);
+        assert_eq!(why(r#"{"migrationNumber":19,"breaking":true}"#), None, "this release knows it");
     }
 
     #[test]

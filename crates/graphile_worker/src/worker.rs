@@ -29,7 +29,7 @@ use graphile_worker_crontab::Crontab;
 use sqlx::PgConnection;
 use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
@@ -73,6 +73,7 @@ pub struct Worker {
     pub(crate) leftovers: Leftovers,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
+    pub(crate) left_because: Arc<OnceLock<String>>,
     /// Made while the schema was looked at, for the first run.
     pub(crate) connection: Mutex<Option<PgConnection>>,
 }
@@ -91,7 +92,8 @@ enum Until {
 }
 
 impl Worker {
-    /// Runs jobs until it is told to stop, then lets them finish, and returns when everything is written.
+    /// Runs jobs until it is told to stop, then lets them finish, and returns when everything is written. Also where a newer
+    /// release takes over the schema: [`left_because`](Worker::left_because) says so.
     pub async fn run(&self) -> Result<(), Error> {
         self.live(Until::Told).await
     }
@@ -125,9 +127,9 @@ impl Worker {
                 Ok(Life::Over) => return Ok(()),
                 Ok(Life::DeclaredDead) => reborn = Some(life.under_another_name()),
                 // It was cut off a moment ago: the first connections may fail as well.
-                Err(error) if reborn.is_some() && error.is_retryable() && !self.shutdown.asked.is_cancelled() => {
+                Err(error) if reborn.is_some() && error.is_retryable() && !self.shutdown.leaving.is_cancelled() => {
                     warn!(label = "worker", error = &error as &dyn std::error::Error, "cannot go on yet");
-                    let _ = tokio::time::timeout(REBIRTH_PAUSE, self.shutdown.asked.cancelled()).await;
+                    let _ = tokio::time::timeout(REBIRTH_PAUSE, self.shutdown.leaving.cancelled()).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -163,7 +165,7 @@ impl Worker {
         {
             heartbeat.end().await;
         }
-        if declared_dead.is_cancelled() && !self.shutdown.asked.is_cancelled() && (ended.is_ok() || not_written) {
+        if declared_dead.is_cancelled() && !self.shutdown.leaving.is_cancelled() && (ended.is_ok() || not_written) {
             return Ok(Life::DeclaredDead);
         }
         ended.map(|()| Life::Over)
@@ -180,6 +182,7 @@ impl Worker {
             leftovers: self.leftovers.clone(),
             surroundings: Arc::new(self.surroundings.of(worker_id.into())),
             shutdown: self.shutdown.clone(),
+            left_because: self.left_because.clone(),
             connection: Mutex::default(),
         }
     }
@@ -187,6 +190,11 @@ impl Worker {
     /// Tells the worker to stop: the first time it lets jobs finish, the second time it leaves at once.
     pub fn request_shutdown(&self) {
         self.shutdown.ask();
+    }
+
+    /// Why the worker has stopped although nobody has told it to: the schema moves on to where this release must not follow.
+    pub fn left_because(&self) -> Option<&str> {
+        self.left_because.get().map(String::as_str)
     }
 
     /// Adds and administers jobs.
@@ -352,6 +360,7 @@ impl Shift<'_> {
     async fn exchange_until_done(&mut self) -> Result<(), Error> {
         let settings = &self.worker.settings;
         let shutdown = &self.worker.shutdown;
+        let grace_period = settings.shutdown_grace_period;
         let surroundings = &self.worker.surroundings;
         let hooks = &surroundings.hooks;
         // An empty queue is not looked at twice: making the plan of the first exchange takes longer than all the rest.
@@ -372,16 +381,19 @@ impl Shift<'_> {
             let is_time_to_look = self.listener.is_deaf() && ledgers_at <= Instant::now();
             if leave_at.is_none() && (is_time_to_look || self.listener.may_have_missed_something()) {
                 ledgers_at = Instant::now() + LEDGERS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
-                self.exchange.look_at_ledgers(&self.listener.must_leave).await;
+                if !self.exchange.look_at_ledgers(&self.listener.must_leave).await {
+                    self.listener.has_missed_something();
+                }
             }
             if leave_at.is_none()
                 && let Some(notice) = self.listener.must_leave.notice()
             {
                 let reason = notice.reason.to_string();
                 warn!(label = "worker", worker_id = self.worker.worker_id(), reason, "the schema moves on: leaving");
-                shutdown.asked.cancel();
+                let _ = self.worker.left_because.set(reason);
+                shutdown.leaving.cancel();
             }
-            if leave_at.is_none() && shutdown.asked.is_cancelled() {
+            if leave_at.is_none() && shutdown.leaving.is_cancelled() {
                 leave_at = Some(self.worker.begin_to_leave(&self.hand, &self.listener.must_leave).await);
             }
             if self.declared_dead.is_cancelled() || (leave_at.is_some() && self.hand.is_empty()) {
@@ -396,7 +408,7 @@ impl Shift<'_> {
             } else {
                 tokio::select! {
                     flags = settings.forbidden_flags.current() => flags?,
-                    () = shutdown.asked.cancelled() => continue,
+                    () = shutdown.leaving.cancelled() => continue,
                 }
             };
             let limits = self.hand.limits();
@@ -413,10 +425,10 @@ impl Shift<'_> {
                     loop {
                         tokio::select! {
                             reply = &mut exchanging => break reply.map(Some),
-                            () = shutdown.asked.cancelled(), if leave_at.is_none() => {
+                            () = shutdown.leaving.cancelled(), if leave_at.is_none() => {
                                 leave_at = Some(self.worker.begin_to_leave(&self.hand, &self.listener.must_leave).await);
                             }
-                            () = leaves(shutdown, leave_at) => break Ok(None),
+                            () = shutdown.is_over(leave_at, grace_period) => break Ok(None),
                             () = self.declared_dead.cancelled() => break Ok(None),
                         }
                     }
@@ -464,9 +476,10 @@ impl Shift<'_> {
                 () = has_changed(&self.tasks) => {}
                 () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
                 () = tokio::time::sleep_until(fresh_at.into()) => {}
-                () = shutdown.asked.cancelled(), if leave_at.is_none() => {}
+                () = tokio::time::sleep_until(ledgers_at.into()), if self.listener.is_deaf() && leave_at.is_none() => {}
+                () = shutdown.leaving.cancelled(), if leave_at.is_none() => {}
                 () = self.listener.must_leave.told(), if leave_at.is_none() => {}
-                () = leaves(shutdown, leave_at) => return Ok(()),
+                () = shutdown.is_over(leave_at, grace_period) => return Ok(()),
                 () = self.declared_dead.cancelled() => return Ok(()),
             }
         }
@@ -567,14 +580,5 @@ impl Shift<'_> {
 async fn has_changed(tasks: &watch::Receiver<Arc<Tasks>>) {
     if tasks.clone().changed().await.is_err() {
         std::future::pending().await
-    }
-}
-
-/// Returns when it is time to go, finished or not.
-async fn leaves(shutdown: &Shutdown, leave_at: Option<Instant>) {
-    let Some(leave_at) = leave_at else { return std::future::pending().await };
-    tokio::select! {
-        () = shutdown.insisted.cancelled() => {}
-        () = tokio::time::sleep_until(leave_at.into()) => {}
     }
 }

@@ -34,7 +34,8 @@ The database is that of -c; else of DATABASE_URL; else of PGDATABASE with PGHOST
 like; else of the configuration file. Others on this machine can read a command line (`ps`): keep passwords in \
 DATABASE_URL, PGPASSWORD, ~/.pgpass or the configuration file.
 
-Exit codes: 0 done (also after a clean stop by a signal), 1 failed, 2 wrong usage, 128 + n ended at once by a signal n.";
+Exit codes: 0 done (also after a clean stop by a signal), 1 failed, 2 wrong usage, 57 left because a newer release takes over \
+the schema, 128 + n ended at once by a signal n.";
 
 /// For every command.
 #[derive(Debug, Args)]
@@ -204,7 +205,7 @@ fn refuse_misplaced(matches: &clap::ArgMatches, command: &str) -> Result<(), Fai
 /// Clap explains at length; what comes before the usage says what is wrong, and often what was meant.
 fn in_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    if text.contains("://") {
+    if text.contains("://") || text.contains('@') {
         // It quotes what it found, and what it found has a password in it.
         return "there is a connection string where none was expected: it goes behind -c".to_owned();
     }

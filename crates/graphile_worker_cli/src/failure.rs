@@ -13,6 +13,8 @@ pub(crate) enum Failure {
     Failed(Box<dyn Error + Send + Sync>),
     /// Failed, and everything is said already: 1.
     Said,
+    /// A newer release takes over the schema: 57.
+    SchemaMovesOn(String),
     /// Ended at once by a signal of this number: 128 and that, as a shell would say.
     Signal(u8),
 }
@@ -35,6 +37,10 @@ impl Failure {
                 1
             }
             Failure::Said => 1,
+            Failure::SchemaMovesOn(reason) => {
+                log::last_words(&reason);
+                57
+            }
             Failure::Signal(number) => 128 + i32::from(number),
         }
     }

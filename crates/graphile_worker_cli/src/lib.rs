@@ -13,7 +13,8 @@
 //! | How does it fail? | `failure` |
 //!
 //! Results go to standard output, log lines and failures to standard error. Exit codes: 0 done, also after a clean stop
-//! by a signal; 1 failed; 2 wrong usage; 128 + n ended at once by the signal n. A password is never printed.
+//! by a signal; 1 failed; 2 wrong usage; 57, as with Node's, left because a newer release takes over the schema; 128 + n ended
+//! at once by the signal n. A password is never printed.
 
 mod arguments;
 mod connection;
@@ -89,7 +90,10 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
             let database = database()?;
             let mut signals = Signals::listen()?;
             match &tidy.cleanup {
-                _ if tidy.schema_only => signals.unless_told(operate::migrate(&database)).await,
+                _ if tidy.schema_only => {
+                    let wait = RunSettings::new(run, file)?.max_migration_wait;
+                    signals.unless_told(operate::migrate(wait, &database)).await
+                }
                 Some(tasks) => signals.unless_told(run::cleanup(tasks, &database)).await,
                 None => {
                     let settings = RunSettings::new(run, file)?;

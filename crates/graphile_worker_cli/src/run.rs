@@ -60,6 +60,9 @@ async fn run_until_done(worker: &Worker, once: bool, signals: &mut Signals) -> R
         }
     };
     ended?;
+    if let Some(reason) = worker.left_because().filter(|_| told == 0) {
+        return Err(Failure::SchemaMovesOn(reason.to_owned()));
+    }
     if told > 1 { Err(Failure::Signal(last)) } else { Ok(()) }
 }
 

@@ -8,9 +8,14 @@ with held as (
   select locked_by as worker_id, count(*) as queues, min(locked_at) as since
   from :"schema"._private_job_queues where locked_by is not null group by locked_by
 ), connected as (
-  select distinct split_part(application_name, ' ', 2) as worker_id
-  from pg_stat_activity
+  -- One that registers, but not here, works in another schema.
+  select distinct named.worker_id
+  from pg_stat_activity, split_part(application_name, ' ', 2) as named (worker_id)
   where datname = current_database() and application_name like 'graphile\_worker %'
+    and (
+      named.worker_id not like 'rs-live-%'
+      or exists (select from :"schema"._rs_workers as workers where workers.worker_id = named.worker_id)
+    )
 ), ids as (
   select worker_id from :"schema"._rs_workers union select worker_id from held
   union select worker_id from held_queues union select worker_id from connected

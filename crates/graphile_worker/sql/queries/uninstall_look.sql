@@ -7,8 +7,13 @@ with schema as (
   where relnamespace = (select oid from schema) and relkind in ('r', 'p', 'v', 'm', 'f')
 )
 select
-  exists (select from relations where name = 'migrations') and exists (select from relations where name = 'jobs')
-    as is_ours,
+  exists (select from relations where name = 'migrations')
+    and exists (select from relations where name = '_private_jobs' or name = 'jobs')
+    -- Others have tables of these names.
+    and exists (
+      select from pg_proc
+      where pronamespace = (select oid from schema) and proname = 'add_job' and proargnames[1] = 'identifier'
+    ) as is_ours,
   array(select name from relations where relkind in ('r', 'p', 'f') order by name) as tables,
   array(
     select name from relations

@@ -13,9 +13,14 @@ with job as (
   from :"schema"._rs_workers as workers
   where workers.last_heartbeat_at >= now() - make_interval(secs => $2::float8)
 ), connected as (
-  select distinct split_part(application_name, ' ', 2) as worker_id
-  from pg_stat_activity
+  -- One that registers, but not here, works in another schema.
+  select distinct named.worker_id
+  from pg_stat_activity, split_part(application_name, ' ', 2) as named (worker_id)
   where datname = current_database() and application_name like 'graphile\_worker %'
+    and (
+      named.worker_id not like 'rs-live-%'
+      or exists (select from :"schema"._rs_workers as workers where workers.worker_id = named.worker_id)
+    )
 ), holding as (
   -- Ids that begin with rs-live- are of workers that register: if they have no row, they are dead.
   select distinct locked_by as worker_id

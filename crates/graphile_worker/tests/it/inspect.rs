@@ -478,6 +478,9 @@ async fn uninstalling_says_what_would_go_and_then_drops_it() {
     assert!(would.tables.contains(&"_private_jobs".to_owned()) && would.functions > 10, "{would:?}");
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 6, "it was only asked");
 
+    let refused = utils(&db).uninstall(false).await.unwrap_err().to_string();
+    assert!(refused.contains("not Graphile Worker's in it (my_own)"), "{refused}");
+    db.run("drop table graphile_worker.my_own").await;
     let did = utils(&db).uninstall(false).await.unwrap();
     assert!(did.dropped);
     assert_eq!(db.value("select count(*) from pg_namespace where nspname = 'graphile_worker'").await, 0);
@@ -488,7 +491,11 @@ async fn uninstalling_says_what_would_go_and_then_drops_it() {
 #[tokio::test]
 async fn a_schema_that_is_not_ours_is_not_uninstalled() {
     let db = Db::empty().await;
-    db.run("create schema graphile_worker; create table graphile_worker.jobs (id int)").await;
+    db.run(
+        "create schema graphile_worker; create table graphile_worker.jobs (id int);
+         create table graphile_worker.migrations (id int)",
+    )
+    .await;
     let left = utils(&db).uninstall(false).await.unwrap();
     assert_eq!((left.installed, left.dropped), (false, false));
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);

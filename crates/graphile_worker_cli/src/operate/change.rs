@@ -16,7 +16,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -259,10 +258,10 @@ struct Id {
 
 pub(super) async fn add(asked: Add, database: &Database) -> Result<(), Failure> {
     if let Some(file) = &asked.file {
-        let jobs = read_jobs(file)?;
+        let jobs = read_jobs(file).await?;
         return add_all(&jobs, &utils(database).await?, database, asked.form).await;
     }
-    let payload = payload(asked.payload.as_deref())?;
+    let payload = payload(asked.payload.as_deref()).await?;
     let utils = utils(database).await?;
     let mut spec = JobSpec::default();
     spec.run_at = due(asked.when.run_at, asked.when.delay, database).await?;
@@ -281,16 +280,19 @@ pub(super) async fn add(asked: Add, database: &Database) -> Result<(), Failure> 
     print_line(&format!("job {} {done}: {}, due {due}", job.id, harmless(&job.task_identifier)))
 }
 
+/// All of it; a signal ends the program meanwhile.
+async fn standard_input() -> std::io::Result<String> {
+    let reading = tokio::task::spawn_blocking(|| std::io::read_to_string(std::io::stdin()));
+    reading.await.map_err(std::io::Error::other)?
+}
+
 /// The payload, checked before anything is done.
-fn payload(given: Option<&str>) -> Result<Box<RawValue>, Failure> {
+async fn payload(given: Option<&str>) -> Result<Box<RawValue>, Failure> {
     let text = match given {
         None => "{}".to_owned(),
-        Some("-") => {
-            let mut text = String::new();
-            let read = std::io::stdin().read_to_string(&mut text);
-            read.map_err(|error| format!("the payload cannot be read from standard input: {error}"))?;
-            text
-        }
+        Some("-") => standard_input()
+            .await
+            .map_err(|error| format!("the payload cannot be read from standard input: {error}"))?,
         Some(text) => text.to_owned(),
     };
     let wrong =
@@ -348,11 +350,9 @@ fn nothing() -> serde_json::Value {
 }
 
 /// All jobs of a file; where any line is wrong, those that are wrong are told, and nothing is done.
-fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
+async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
     let (name, text) = if file == Path::new("-") {
-        let mut text = String::new();
-        let read = std::io::stdin().read_to_string(&mut text).map(|_| text);
-        ("standard input".to_owned(), read)
+        ("standard input".to_owned(), standard_input().await)
     } else {
         (file.display().to_string(), std::fs::read_to_string(file))
     };
@@ -571,7 +571,11 @@ pub(super) async fn sweep(asked: Sweep, database: &Database) -> Result<(), Failu
             "dry_run": asked.dry_run,
             "worker_ids": swept.worker_ids,
             "recovered_count": swept.recovered_count,
+            "somebody_else_sweeps": swept.somebody_else_sweeps,
         }));
+    }
+    if swept.somebody_else_sweeps {
+        return Err(Failure::because("a worker is just sweeping: nothing was looked at; try again in a moment"));
     }
     if swept.worker_ids.is_empty() {
         return print_line("no dead workers");

@@ -8,10 +8,14 @@ use crate::table::{Screen, Table};
 use clap::Args;
 use graphile_worker::{Migration, WorkerUtils};
 use serde_json::json;
+use std::time::Duration;
 
 /// For `migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
+    /// How many seconds to wait for workers of older releases to finish, where the schema changes under them [default: 600]
+    #[arg(long, value_name = "SECONDS")]
+    max_migration_wait: Option<u64>,
     #[command(flatten)]
     form: Form,
 }
@@ -27,16 +31,17 @@ pub(crate) struct Uninstall {
 }
 
 /// Installs the schema, or brings it up to date, and says which.
-pub(crate) async fn migrate(database: &Database) -> Result<(), Failure> {
-    let (migration, name) = migrated(database).await?;
+pub(crate) async fn migrate(wait: Option<Duration>, database: &Database) -> Result<(), Failure> {
+    let (migration, name) = migrated(wait, database).await?;
     print_line(&format!("{migration}, in the database {name:?} on {}", database.server()))
 }
 
 pub(super) async fn run_migrate(asked: Migrate, database: &Database) -> Result<(), Failure> {
+    let wait = asked.max_migration_wait.map(Duration::from_secs);
     if !asked.form.json {
-        return migrate(database).await;
+        return migrate(wait, database).await;
     }
-    let (migration, name) = migrated(database).await?;
+    let (migration, name) = migrated(wait, database).await?;
     print_json(&json!({
         "schema": migration.schema,
         "from": migration.from,
@@ -49,9 +54,12 @@ pub(super) async fn run_migrate(asked: Migrate, database: &Database) -> Result<(
 }
 
 /// What was done, and the name of the database.
-async fn migrated(database: &Database) -> Result<(Migration, String), Failure> {
+async fn migrated(wait: Option<Duration>, database: &Database) -> Result<(Migration, String), Failure> {
     let mut connection = database.connect().await?;
-    let migration = graphile_worker::migrate(&mut connection, database.schema()).await?;
+    let migration = match wait {
+        Some(wait) => graphile_worker::migrate_within(wait, &mut connection, database.schema()).await?,
+        None => graphile_worker::migrate(&mut connection, database.schema()).await?,
+    };
     let name: String = sqlx::query_scalar("select current_database()::text").fetch_one(&mut connection).await?;
     let _ = sqlx::Connection::close(connection).await;
     Ok((migration, name))

@@ -215,9 +215,55 @@ fn details_table(details: &JobDetails, now: DateTime<Utc>) -> Result<Table, Fail
     if let Some(error) = &job.last_error {
         table.pair("last error", Cell::toned(error.as_str(), Tone::Bad));
     }
-    let payload: serde_json::Value = serde_json::from_str(payload.get())?;
-    table.pair("payload", serde_json::to_string_pretty(&payload)?);
+    table.pair("payload", indented(payload.get()));
     Ok(table)
+}
+
+/// JSON with a line for each item. Nothing of it is read: order, numbers and depth stay as they are stored.
+fn indented(json: &str) -> String {
+    let mut text = String::with_capacity(json.len() * 2);
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    let new_line = |text: &mut String, depth: usize| {
+        text.push('\n');
+        text.push_str(&"  ".repeat(depth.min(20)));
+    };
+    let mut characters = json.chars().filter(|c| *c != '\r').peekable();
+    while let Some(c) = characters.next() {
+        if in_string {
+            text.push(c);
+            in_string = escaped || c != '"';
+            escaped = c == '\\' && !escaped;
+            continue;
+        }
+        match c {
+            c if c.is_whitespace() => {}
+            '{' | '[' => {
+                text.push(c);
+                while characters.next_if(|c| c.is_whitespace()).is_some() {}
+                if characters.peek().is_some_and(|next| !"]}".contains(*next)) {
+                    depth += 1;
+                    new_line(&mut text, depth);
+                } else if let Some(end) = characters.next() {
+                    text.push(end);
+                }
+            }
+            '}' | ']' => {
+                depth = depth.saturating_sub(1);
+                new_line(&mut text, depth);
+                text.push(c);
+            }
+            ',' => {
+                text.push(c);
+                new_line(&mut text, depth);
+            }
+            ':' => text.push_str(": "),
+            c => {
+                in_string = c == '"';
+                text.push(c);
+            }
+        }
+    }
+    text
 }
 
 pub(super) async fn why(asked: Why, database: &Database) -> Result<(), Failure> {
@@ -363,4 +409,27 @@ pub(super) fn workers_table(workers: &[WorkerSummary], now: DateTime<Utc>) -> Ta
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::indented;
+
+    #[test]
+    fn a_payload_is_shown_as_it_is_stored_a_line_an_item() {
+        let shown = indented(r#"{"b" : 123456789012345678901234567890,"a":[],"t":"x, {y}: \"z\"", "n":[1e999,{}]}"#);
+        let lines = [
+            "{",
+            "  \"b\": 123456789012345678901234567890,",
+            "  \"a\": [],",
+            r#"  "t": "x, {y}: \"z\"","#,
+            "  \"n\": [",
+            "    1e999,",
+            "    {}",
+            "  ]",
+            "}",
+        ];
+        assert_eq!(shown, lines.join("\n"));
+        assert_eq!(indented("\"text\""), "\"text\"");
+    }
 }
