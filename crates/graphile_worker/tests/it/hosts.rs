@@ -632,6 +632,16 @@ async fn worker_process_with_hosts() {
     worker.run().await.unwrap();
 }
 
+/// A process that is killed when it is dropped, a test that fails included.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[tokio::test]
 async fn hosts_end_when_their_worker_is_killed_even_those_that_do_not_listen() {
     let db = Db::installed().await;
@@ -640,21 +650,21 @@ async fn hosts_end_when_their_worker_is_killed_even_those_that_do_not_listen() {
     project.task("hangs_py.py", "async def task(payload, helpers):\n  note('pid', os.getpid())\n  while True: pass");
     project.task("child.js", "module.exports = () => new Promise(() => { note('pid', require('child_process').spawn('sleep', ['1000']).pid); });");
     db.add_job("'child', queue_name := 'a'").await;
-    let mut worker = std::process::Command::new(std::env::current_exe().unwrap())
+    let worker = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "hosts::worker_process_with_hosts", "--nocapture"])
         .env("GW_TEST_HOSTS_URL", db.url())
         .env("GW_TEST_HOSTS_FOLDER", project.tasks())
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
+    let worker = Killed(worker);
     project.noted("pid", 1).await;
     db.add_job("'hangs_py'").await;
     project.noted("pid", 2).await;
     db.add_job("'hangs'").await;
     let pids = project.noted("pid", 3).await;
     assert!(pids.iter().all(is_alive));
-    worker.kill().unwrap();
-    worker.wait().unwrap();
+    drop(worker);
     for pid in &pids {
         gone(pid).await;
     }
