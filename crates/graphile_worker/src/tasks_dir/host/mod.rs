@@ -589,7 +589,7 @@ mod bench {
         let pool = sqlx::PgPool::connect_lazy("postgres://nobody@localhost:1/nothing").expect("a URL");
         Arc::new(Surroundings {
             worker_id: "rs-bench".into(),
-            utils: WorkerUtils::with_statements(pool, statements.clone(), false),
+            utils: WorkerUtils::with_statements(pool, statements.clone()),
             extensions: Default::default(),
             statements,
             hooks: Default::default(),
