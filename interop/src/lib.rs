@@ -45,6 +45,16 @@ pub fn modules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("node_modules")
 }
 
+/// A Node that is new enough.
+pub fn node_program() -> PathBuf {
+    NODE.clone()
+}
+
+/// A project with a folder of tasks.
+pub fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("project")
+}
+
 /// A database, and Node's programs pointed at it.
 pub struct Db {
     /// For the test's own statements.
@@ -89,6 +99,15 @@ impl Db {
     /// Its connection string.
     pub fn url(&self) -> &str {
         self.database.url()
+    }
+
+    /// `graphile-worker --once` of that release in a project's folder.
+    pub fn node_runs_folder_once(&self, package: &str, project: &Path) {
+        let cli = modules().join(package).join("dist/cli.js");
+        let mut command = Command::new(&*NODE);
+        command.arg(cli).args(["-c", self.database.url(), "-s", "graphile_worker", "--once"]).current_dir(project);
+        let output = command.env_remove("DATABASE_URL").output().expect("Node runs");
+        assert!(output.status.success(), "{output:?}");
     }
 
     /// Runs what there is with a worker of that release; see `node/worker.cjs`.

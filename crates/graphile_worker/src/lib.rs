@@ -96,6 +96,7 @@ pub use task::{
     BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, TaskError, TaskHandler,
     TaskOptions, TaskOutcome,
 };
+pub use tasks_dir::HostOptions;
 #[cfg(feature = "tokio-postgres")]
 pub use tokio_postgres::WithinTokioPostgres;
 pub use uninstall::Uninstall;

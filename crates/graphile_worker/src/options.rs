@@ -13,7 +13,7 @@ use crate::migrate::migrate_within;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
-use crate::tasks_dir::{Leftovers, TasksDir};
+use crate::tasks_dir::{HostOptions, HostSettings, Leftovers, TasksDir};
 use crate::upgrade;
 use crate::watch::{CrontabFile, Watched, WatchedCrontab};
 use crate::worker::Worker;
@@ -22,7 +22,7 @@ use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgPool};
+use sqlx::{ConnectOptions, Connection, PgPool};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -54,6 +54,7 @@ pub struct WorkerOptions {
     max_pg_conn: u32,
     tasks: Vec<Task>,
     tasks_dir: Option<PathBuf>,
+    host_options: HostOptions,
     task_options: HashMap<String, TaskOptions>,
     extensions: Extensions,
     hooks: HookRegistry,
@@ -153,6 +154,7 @@ impl Default for WorkerOptions {
             max_pg_conn: 20,
             tasks: Vec::new(),
             tasks_dir: None,
+            host_options: HostOptions::default(),
             task_options: HashMap::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
@@ -278,6 +280,12 @@ impl WorkerOptions {
     /// ```
     pub fn tasks_dir(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
         self.tasks_dir = Some(path.into());
+        self
+    }
+
+    /// Which programs run the scripts of the folder of tasks, how many at once, and how large they may become.
+    pub fn host_options(mut self, options: HostOptions) -> WorkerOptions {
+        self.host_options = options;
         self
     }
 
@@ -478,18 +486,6 @@ impl WorkerOptions {
             return Err(invalid("poll_interval", "is zero, expected more"));
         }
         let leftovers = Leftovers::default();
-        let in_code = tasks_by_name(self.tasks, &self.task_options)?;
-        let (tasks, folder) = match self.tasks_dir {
-            None => (in_code, None),
-            Some(path) => {
-                let folder = TasksDir::new(&path, in_code, self.task_options.clone(), leftovers.clone())?;
-                let loaded = folder.load(folder.scan()?, None);
-                (loaded.tasks.clone(), Some((folder, loaded)))
-            }
-        };
-        if !(self.watch && folder.is_some()) {
-            check_names(&self.task_options, &tasks)?;
-        }
         let crontab_file = match self.crontab_file {
             None => None,
             Some(file) => Some(WatchedCrontab::read(file, self.crontabs.clone())?),
@@ -503,9 +499,29 @@ impl WorkerOptions {
             None if self.use_local_time => Clock::Local,
             None => Clock::Database,
         };
-        let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let schema = Schema::new(&self.schema)?;
-        let pool = pool(self.database, self.max_pg_conn)?;
+        let (pool, database_url) = pool(self.database, self.max_pg_conn)?;
+        let in_code = tasks_by_name(self.tasks, &self.task_options)?;
+        let (tasks, folder) = match self.tasks_dir {
+            None => (in_code, None),
+            Some(path) => {
+                let host_settings = HostSettings {
+                    options: self.host_options,
+                    database_url,
+                    schema: schema.name().to_owned(),
+                    concurrency,
+                };
+                let options = self.task_options.clone();
+                let folder = TasksDir::new(&path, in_code, options, leftovers.clone(), host_settings)?;
+                let loaded = folder.load(folder.scan()?, None).await;
+                (loaded.tasks.clone(), Some((folder, loaded)))
+            }
+        };
+        if !(self.watch && folder.is_some()) {
+            check_names(&self.task_options, &tasks)?;
+        }
+        let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
+        let hosts = folder.as_ref().map(|(folder, _)| folder.hosts().clone());
         let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
         if self.prepared_statements {
             connect_options = connect_options.options(OWN_CONNECTIONS);
@@ -554,6 +570,7 @@ impl WorkerOptions {
             crontabs,
             surroundings: Arc::new(surroundings),
             leftovers,
+            hosts,
             shutdown: Shutdown::default(),
             left_because: Arc::default(),
             connection: Mutex::new(connection),
@@ -596,16 +613,19 @@ fn tasks_by_name(tasks: Vec<Task>, options: &HashMap<String, TaskOptions>) -> Re
     Ok(by_name)
 }
 
-/// The pool, which connects when it is first used.
-fn pool(database: Option<Database>, max_connections: u32) -> Result<PgPool, Error> {
+/// The pool, which connects when it is first used, and the database's URL, for programs that connect by themselves.
+fn pool(database: Option<Database>, max_connections: u32) -> Result<(PgPool, String), Error> {
     let url = match database {
-        Some(Database::Pool(pool)) => return Ok(pool),
+        Some(Database::Pool(pool)) => {
+            let url = url_of(&pool);
+            return Ok((pool, url));
+        }
         Some(Database::Url(url)) => url,
         None => std::env::var("DATABASE_URL")
             .map_err(|_| invalid("the database", "is missing: call database_url or pg_pool, or set DATABASE_URL"))?,
     };
     let options = url.parse().doing(|| "read the database's URL".to_owned())?;
-    Ok(PgPoolOptions::new()
+    let pool = PgPoolOptions::new()
         .max_connections(max_connections)
         // A connection that was just used is alive: asking would cost every query a round trip more.
         .test_before_acquire(false)
@@ -617,7 +637,22 @@ fn pool(database: Option<Database>, max_connections: u32) -> Result<PgPool, Erro
                 Ok(true)
             })
         })
-        .connect_lazy_with(options))
+        .connect_lazy_with(options);
+    Ok((pool, url))
+}
+
+/// Where a pool connects to, in words that other programs understand too.
+fn url_of(pool: &PgPool) -> String {
+    let mut url = pool.connect_options().to_url_lossy();
+    let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+    url.set_query(None);
+    for (name, value) in pairs {
+        // Only sqlx knows the first. The second is its default, and libpq's, but to Node's `pg` it means more.
+        if name != "statement-cache-capacity" && (name.as_str(), value.as_str()) != ("sslmode", "prefer") {
+            url.query_pairs_mut().append_pair(&name, &value);
+        }
+    }
+    url.into()
 }
 
 /// `rs-` tells our workers from Node's, `rs-live-` those that register from those that nobody may declare dead.

@@ -366,7 +366,7 @@ fn decode<P: DeserializeOwned>(ctx: &WorkerContext) -> Result<P, TaskError> {
         .map_err(|error| TaskError::new(format!("the payload is not what the task expects: {error}")))
 }
 
-fn batch_answer(items: &[Box<serde_json::value::RawValue>], answer: BatchResult) -> Answer {
+pub(crate) fn batch_answer(items: &[Box<serde_json::value::RawValue>], answer: BatchResult) -> Answer {
     let results = match answer {
         BatchResult::All(result) => return result.into(),
         BatchResult::Each(results) => results,

@@ -123,7 +123,7 @@ impl Watched {
         let Ok((scan, text)) = tokio::task::spawn_blocking(look).await else { return };
         if let (Some(folder), Some(scan)) = (&mut self.folder, scan) {
             let scan = scan.unwrap_or_else(|error| Scan::of_nothing(folder.dir.path(), &error));
-            if folder.see(scan) {
+            if folder.see(scan).await {
                 self.tasks.send_replace(Arc::new(folder.loaded.tasks.clone()));
             }
         }
@@ -154,11 +154,11 @@ impl Watched {
 
 impl Folder {
     /// Takes what the folder holds now. Says whether there are other tasks than before.
-    fn see(&mut self, scan: Scan) -> bool {
+    async fn see(&mut self, scan: Scan) -> bool {
         if !is_settled(&self.loaded.scan, &mut self.next, &scan) {
             return false;
         }
-        let loaded = self.dir.load(scan, Some(&self.loaded));
+        let loaded = self.dir.load(scan, Some(&self.loaded)).await;
         let before = std::mem::replace(&mut self.loaded, loaded);
         let tell = |identifier: &str, what: &str| {
             info!(label = "worker", task_identifier = identifier, change = what, "a task has changed");

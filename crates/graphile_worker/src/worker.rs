@@ -20,7 +20,7 @@ use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
 use crate::task::{Task, Tasks};
-use crate::tasks_dir::Leftovers;
+use crate::tasks_dir::{Hosts, Leftovers};
 use crate::watch::{Looking, Watched};
 use crate::worker_utils::WorkerUtils;
 use chrono::{DateTime, Utc};
@@ -71,6 +71,8 @@ pub struct Worker {
     /// Where both are read from, if they are to be read again.
     pub(crate) watched: Option<Arc<Mutex<Watched>>>,
     pub(crate) leftovers: Leftovers,
+    /// Of the folder of tasks, if there is one.
+    pub(crate) hosts: Option<Arc<Hosts>>,
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) shutdown: Shutdown,
     pub(crate) left_because: Arc<OnceLock<String>>,
@@ -113,6 +115,9 @@ impl Worker {
         });
         let _looking = self.watched.clone().filter(|_| until == Until::Told).map(Looking::start);
         let ended = self.live_under_any_name(until).await;
+        if let Some(hosts) = &self.hosts {
+            hosts.stop().await;
+        }
         if let Some(clock) = clock {
             clock.stop(&self.shutdown).await;
         }
@@ -180,6 +185,7 @@ impl Worker {
             crontabs: self.crontabs.clone(),
             watched: self.watched.clone(),
             leftovers: self.leftovers.clone(),
+            hosts: self.hosts.clone(),
             surroundings: Arc::new(self.surroundings.of(worker_id.into())),
             shutdown: self.shutdown.clone(),
             left_because: self.left_because.clone(),

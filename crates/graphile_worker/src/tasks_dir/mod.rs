@@ -5,11 +5,14 @@
 
 #[cfg(unix)]
 mod executable;
+mod host;
 #[cfg(unix)]
 mod output;
 #[cfg(unix)]
 mod process_group;
 
+pub use host::HostOptions;
+pub(crate) use host::{HostSettings, Hosts, Language};
 #[cfg(unix)]
 pub(crate) use process_group::Leftovers;
 
@@ -28,25 +31,8 @@ const LONGEST_IDENTIFIER: usize = 128;
 /// Folders that hold no tasks but what tasks are made of, beside those whose name begins with a dot.
 const NOT_LOOKED_INTO: [&str; 2] = ["node_modules", "__pycache__"];
 
-/// For one name, the earlier comes first.
-const SCRIPTS: [(&str, Language); 5] = [
-    (".js", Language::JavaScript),
-    (".cjs", Language::JavaScript),
-    (".mjs", Language::JavaScript),
-    (".ts", Language::TypeScript),
-    (".mts", Language::TypeScript),
-];
-
-/// What a script is written in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Language {
-    JavaScript,
-    TypeScript,
-    Python,
-}
-
 /// What a file is to us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The system can run it.
     Executable,
@@ -57,25 +43,28 @@ pub(crate) enum Kind {
 }
 
 /// What a file with this extension is: the scripts of Node's worker whether they have the run bit or not, as there;
-/// those of Python only without it.
-fn kind(extension: &str, has_run_bit: bool) -> Kind {
-    if let Some((_, language)) = SCRIPTS.iter().find(|(script, _)| *script == extension) {
-        return Kind::Script(*language);
-    }
-    match extension {
+/// those of other languages only without it.
+fn kind(extension: &str, has_run_bit: bool, languages: &[Language]) -> Kind {
+    let bare = extension.strip_prefix('.').unwrap_or_default();
+    let language = languages.iter().find(|language| language.extensions().contains(&bare));
+    match language {
+        Some(Language::JavaScript) => Kind::Script(Language::JavaScript),
         _ if has_run_bit => Kind::Executable,
-        ".py" => Kind::Script(Language::Python),
-        _ => Kind::NoTask("has no run bit"),
+        Some(language) => Kind::Script(language.clone()),
+        None => Kind::NoTask("has no run bit"),
     }
 }
 
-/// For one name, the file with the lowest number is the task. Node's worker prefers what it can load to executables, and
-/// knows no Python: a folder means the same to both.
-fn preference(extension: &str, kind: Kind) -> usize {
+/// For one name, the file with the lowest is the task. Node's worker prefers what it can load to executables, and knows
+/// no other languages: a folder means the same to both.
+fn preference(extension: &str, kind: &Kind) -> (usize, usize) {
+    let bare = extension.strip_prefix('.').unwrap_or_default();
+    let place = |language: &Language| language.extensions().iter().position(|known| *known == bare).unwrap_or_default();
     match kind {
-        Kind::Script(Language::Python) => SCRIPTS.len() + 1,
-        Kind::Executable => SCRIPTS.len(),
-        _ => SCRIPTS.iter().position(|(script, _)| *script == extension).unwrap_or(usize::MAX),
+        Kind::Script(language @ Language::JavaScript) => (0, place(language)),
+        Kind::Executable => (1, 0),
+        Kind::Script(language) => (2, place(language)),
+        Kind::NoTask(_) => (3, 0),
     }
 }
 
@@ -131,7 +120,7 @@ impl Scan {
     }
 
     /// Reads the folder and all below it.
-    pub(crate) fn of(folder: &Path) -> Result<Scan, Error> {
+    pub(crate) fn of(folder: &Path, languages: &[Language]) -> Result<Scan, Error> {
         let tasks_dir = |problem: String| Error::TasksDir { path: folder.to_owned(), problem };
         let metadata = fs::metadata(folder).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => tasks_dir("does not exist".to_owned()),
@@ -142,7 +131,7 @@ impl Scan {
         }
         let mut scan = Scan::default();
         let mut candidates = BTreeMap::new();
-        let read = scan.collect(folder, "", &mut candidates);
+        let read = scan.collect(folder, "", languages, &mut candidates);
         read.map_err(|error| tasks_dir(format!("cannot be read: {error}")))?;
         for (identifier, candidates) in candidates {
             scan.choose(identifier, candidates);
@@ -154,6 +143,7 @@ impl Scan {
         &mut self,
         folder: &Path,
         prefix: &str,
+        languages: &[Language],
         candidates: &mut BTreeMap<String, Vec<Candidate>>,
     ) -> std::io::Result<()> {
         for entry in fs::read_dir(folder)? {
@@ -166,7 +156,7 @@ impl Scan {
             let Ok(itself) = fs::symlink_metadata(&path) else { continue };
             if itself.is_dir() {
                 let read = match is_name(&name) {
-                    true => self.collect(&path, &format!("{prefix}{name}/"), candidates),
+                    true => self.collect(&path, &format!("{prefix}{name}/"), languages, candidates),
                     false => Err(std::io::Error::other(BAD_NAME)),
                 };
                 if let Err(error) = read {
@@ -174,7 +164,7 @@ impl Scan {
                 }
                 continue;
             }
-            match candidate(&path, &name, &itself) {
+            match candidate(&path, &name, &itself, languages) {
                 Ok((name, candidate)) => {
                     candidates.entry(format!("{prefix}{name}")).or_default().push(candidate);
                 }
@@ -189,7 +179,8 @@ impl Scan {
     /// Decides which of the files of a name is the task, and says why the others are not.
     fn choose(&mut self, identifier: String, mut candidates: Vec<Candidate>) {
         candidates.sort_by(|a, b| {
-            (preference(&a.extension, a.found.kind), &a.shown).cmp(&(preference(&b.extension, b.found.kind), &b.shown))
+            (preference(&a.extension, &a.found.kind), &a.shown)
+                .cmp(&(preference(&b.extension, &b.found.kind), &b.shown))
         });
         let length = identifier.chars().count();
         let mut candidates = candidates.into_iter();
@@ -215,7 +206,12 @@ impl Scan {
 
 const BAD_NAME: &str = "has characters in its name other than letters, digits, _ and -";
 
-fn candidate(path: &Path, name: &str, itself: &Metadata) -> Result<(String, Candidate), String> {
+fn candidate(
+    path: &Path,
+    name: &str,
+    itself: &Metadata,
+    languages: &[Language],
+) -> Result<(String, Candidate), String> {
     let (path_of_target, metadata) = if itself.is_symlink() {
         let target = fs::canonicalize(path).and_then(|target| Ok((fs::metadata(&target)?, target)));
         let (metadata, target) = target.map_err(|error| format!("is a link that leads nowhere: {error}"))?;
@@ -231,7 +227,7 @@ fn candidate(path: &Path, name: &str, itself: &Metadata) -> Result<(String, Cand
     }
     let (name, extension) = name_and_extension(name).ok_or(BAD_NAME)?;
     let stamp = stamp(&metadata);
-    let kind = kind(extension, has_run_bit(stamp.mode));
+    let kind = kind(extension, has_run_bit(stamp.mode), languages);
     let found = Found { path: path_of_target, kind, stamp };
     Ok((name.to_owned(), Candidate { found, extension: extension.to_owned(), shown: path.to_owned() }))
 }
@@ -268,6 +264,7 @@ pub(crate) struct TasksDir {
     in_code: Tasks,
     options: HashMap<String, TaskOptions>,
     leftovers: Leftovers,
+    hosts: Arc<Hosts>,
 }
 
 /// All tasks of a worker, and what they were made of.
@@ -283,11 +280,13 @@ impl TasksDir {
         in_code: Tasks,
         options: HashMap<String, TaskOptions>,
         leftovers: Leftovers,
+        host_settings: HostSettings,
     ) -> Result<TasksDir, Error> {
         // The program may go to another folder later.
         let absolute = std::path::absolute(path)
             .map_err(|error| Error::TasksDir { path: path.to_owned(), problem: format!("cannot be found: {error}") })?;
-        Ok(TasksDir { path: absolute, in_code, options, leftovers })
+        let hosts = Arc::new(Hosts::new(&absolute, host_settings));
+        Ok(TasksDir { path: absolute, in_code, options, leftovers, hosts })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -296,11 +295,16 @@ impl TasksDir {
 
     /// Looks what there is.
     pub(crate) fn scan(&self) -> Result<Scan, Error> {
-        Scan::of(&self.path)
+        Scan::of(&self.path, &self.hosts.languages())
+    }
+
+    /// The processes that run its scripts.
+    pub(crate) fn hosts(&self) -> &Arc<Hosts> {
+        &self.hosts
     }
 
     /// Makes tasks of it. A file that has not changed stays the task it was.
-    pub(crate) fn load(&self, scan: Scan, before: Option<&Loaded>) -> Loaded {
+    pub(crate) async fn load(&self, scan: Scan, before: Option<&Loaded>) -> Loaded {
         let mut loaded = Loaded { tasks: self.in_code.clone(), problems: scan.problems.clone(), scan };
         for (identifier, found) in &loaded.scan.tasks {
             if self.in_code.contains_key(&**identifier) {
@@ -308,8 +312,17 @@ impl TasksDir {
                 continue;
             }
             let unchanged = before.filter(|before| before.scan.tasks.get(identifier) == Some(found));
-            let task = unchanged.and_then(|before| before.tasks.get(&**identifier)).cloned();
-            match task.map_or_else(|| self.task(identifier, found), Ok) {
+            let old = before.and_then(|before| before.tasks.get(&**identifier));
+            let task = match (unchanged, old) {
+                (Some(_), Some(task)) => Ok(task.clone()),
+                (_, old) => self.task(identifier, found).await.or_else(|problem| {
+                    let old = old.filter(|_| matches!(found.kind, Kind::Script(_))).ok_or_else(|| problem.clone())?;
+                    let path = found.path.display();
+                    warn!(label = "worker", task_identifier = identifier, %path, problem, "a task has changed and cannot be loaded: going on with what it was");
+                    Ok(old.clone())
+                }),
+            };
+            match task {
                 Ok(task) => {
                     loaded.tasks.insert(task.identifier.clone(), task);
                 }
@@ -318,14 +331,19 @@ impl TasksDir {
                 }
             }
         }
+        for (identifier, _) in before.iter().flat_map(|before| &before.scan.tasks) {
+            if !loaded.scan.tasks.contains_key(identifier) {
+                self.hosts.unload(identifier);
+            }
+        }
         if before.is_none_or(|before| before.problems != loaded.problems) {
             self.tell_problems(&loaded.problems);
         }
         loaded
     }
 
-    fn task(&self, identifier: &str, found: &Found) -> Result<Arc<Task>, String> {
-        let mut task = match found.kind {
+    async fn task(&self, identifier: &str, found: &Found) -> Result<Arc<Task>, String> {
+        let mut task = match &found.kind {
             #[cfg(unix)]
             Kind::Executable => {
                 if let Some(problem) = executable::interpreter_problem(&found.path) {
@@ -336,9 +354,8 @@ impl TasksDir {
             }
             #[cfg(not(unix))]
             Kind::Executable => return Err("cannot be run on this system".to_owned()),
-            Kind::Script(language) => script_task(identifier, language, &found.path)
-                .ok_or_else(|| format!("{language:?} needs a host, and there is none"))?,
-            Kind::NoTask(reason) => return Err(reason.to_owned()),
+            Kind::Script(language) => self.hosts.load(language, identifier, &found.path).await?.task(),
+            Kind::NoTask(reason) => return Err((*reason).to_owned()),
         };
         if let Some(options) = self.options.get(identifier) {
             task.options = options.clone();
@@ -359,14 +376,11 @@ impl TasksDir {
     }
 }
 
-/// A task whose handler is a script that a host runs.
-fn script_task(_identifier: &str, _language: Language, _path: &Path) -> Option<Task> {
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LANGUAGES: [Language; 2] = [Language::JavaScript, Language::Python];
 
     #[test]
     fn names_are_those_of_nodes_worker() {
@@ -380,19 +394,19 @@ mod tests {
 
     #[test]
     fn the_run_bit_makes_an_executable_of_whatever_is_no_script_of_node() {
-        assert_eq!(kind("", true), Kind::Executable);
-        assert_eq!(kind(".sh", true), Kind::Executable);
-        assert_eq!(kind(".py", true), Kind::Executable);
-        assert_eq!(kind(".py", false), Kind::Script(Language::Python));
-        assert_eq!(kind(".mjs", true), Kind::Script(Language::JavaScript));
-        assert_eq!(kind(".ts", false), Kind::Script(Language::TypeScript));
-        assert_eq!(kind(".d.ts", false), Kind::NoTask("has no run bit"));
+        assert_eq!(kind("", true, &LANGUAGES), Kind::Executable);
+        assert_eq!(kind(".sh", true, &LANGUAGES), Kind::Executable);
+        assert_eq!(kind(".py", true, &LANGUAGES), Kind::Executable);
+        assert_eq!(kind(".py", false, &LANGUAGES), Kind::Script(Language::Python));
+        assert_eq!(kind(".mjs", true, &LANGUAGES), Kind::Script(Language::JavaScript));
+        assert_eq!(kind(".ts", false, &LANGUAGES), Kind::Script(Language::JavaScript));
+        assert_eq!(kind(".d.ts", false, &LANGUAGES), Kind::NoTask("has no run bit"));
     }
 
     fn chosen(files: &[(&str, bool)]) -> (Scan, Option<String>) {
         let candidate = |(file, has_run_bit): &(&str, bool)| {
             let (_, extension) = name_and_extension(file).unwrap();
-            let kind = kind(extension, *has_run_bit);
+            let kind = kind(extension, *has_run_bit, &LANGUAGES);
             let stamp = Stamp { modified: None, size: 0, mode: 0, inode: 0 };
             Candidate {
                 found: Found { path: file.into(), kind, stamp },

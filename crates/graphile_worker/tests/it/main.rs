@@ -8,6 +8,8 @@ mod admin;
 mod cron;
 mod documented_sql;
 mod hooks;
+mod host_conformance;
+mod hosts;
 mod inspect;
 mod job_key;
 mod migrate;

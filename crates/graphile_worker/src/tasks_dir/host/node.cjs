@@ -1,0 +1,524 @@
+// The host for JavaScript and TypeScript: runs task files for the worker that started this process.
+// It speaks the protocol of docs/host-protocol.md over a socket, and leaves stdin, stdout and stderr to the tasks.
+"use strict";
+
+const { AsyncLocalStorage } = require("node:async_hooks");
+const fs = require("node:fs");
+const { createRequire } = require("node:module");
+const net = require("node:net");
+const path = require("node:path");
+const { performance } = require("node:perf_hooks");
+const { Readable } = require("node:stream");
+const { pathToFileURL } = require("node:url");
+const util = require("node:util");
+
+const PROTOCOL = 1;
+const LEVELS = ["error", "warning", "info", "debug"];
+const LONGEST_GOODBYE_MS = 1000;
+
+const fd = Number(process.env.GRAPHILE_WORKER_HOST_FD);
+// Not for the processes that tasks start.
+delete process.env.GRAPHILE_WORKER_HOST_FD;
+process.title = "graphile-worker host (node)";
+// Code that looks for the name of the program finds one.
+process.argv[1] ??= "graphile-worker";
+
+/** What the worker said at the beginning. */
+let hello = { log_level: "info", tasks_dir: process.cwd() };
+/** Task functions by name, then by generation. */
+const tasks = new Map();
+/** Files that were loaded before, so that the next load must not come from a cache. */
+const loadedFiles = new Set();
+/** Jobs that run, by the id of their run. */
+const runs = new Map();
+/** Calls to the worker that wait for their answer, by id. */
+const calls = new Map();
+/** Names of queues by id: a queue is never renamed. */
+const queueNames = new Map();
+/** The run that the current code belongs to. */
+const current = new AsyncLocalStorage();
+
+// ---------------------------------------------------------------------------------------------------------------
+// Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
+
+const socket = new net.Socket({ fd, readable: true, writable: true });
+let said = [];
+let doneIds = [];
+let flushIsDue = false;
+let unfinishedLine = [];
+
+function say(frame) {
+  said.push(JSON.stringify(frame));
+  flushSoon();
+}
+
+function flushSoon() {
+  if (flushIsDue) return;
+  flushIsDue = true;
+  setImmediate(flush);
+}
+
+function flush() {
+  flushIsDue = false;
+  const text = takeSaid();
+  if (text !== "") socket.write(text);
+}
+
+/** Everything there is to say. Runs are done after all that was said during them. */
+function takeSaid() {
+  if (doneIds.length > 0) {
+    said.push(JSON.stringify({ type: "done", ids: doneIds }));
+    doneIds = [];
+  }
+  if (said.length === 0) return "";
+  const text = said.join("\n") + "\n";
+  said = [];
+  return text;
+}
+
+/** For the moment before the process ends. */
+function flushAtOnce() {
+  // Half a frame may be on its way: what we have to say must not get into it.
+  if (socket.writableLength > 0) return;
+  let rest = Buffer.from(takeSaid());
+  for (let attempts = 0; rest.length > 0 && attempts < 1000; attempts++) {
+    try {
+      rest = rest.subarray(fs.writeSync(fd, rest));
+    } catch (error) {
+      if (error.code !== "EAGAIN") return;
+    }
+  }
+}
+
+function receive(text) {
+  const end = text.lastIndexOf("\n");
+  if (end === -1) {
+    unfinishedLine.push(text);
+    return;
+  }
+  unfinishedLine.push(text.slice(0, end));
+  const frames = unfinishedLine.join("").split("\n").map(JSON.parse);
+  unfinishedLine = end + 1 < text.length ? [text.slice(end + 1)] : [];
+  // A job that waited behind a long one may be unwanted by now: then it does not begin.
+  const unwanted = new Set();
+  for (const frame of frames) if (frame.type === "abort") unwanted.add(frame.id);
+  for (const frame of frames) handle(frame, unwanted);
+}
+
+let loading = Promise.resolve();
+
+function handle(frame, unwanted) {
+  switch (frame.type) {
+    case "run":
+      if (unwanted.has(frame.id)) fail(frame.id, new Error("aborted before it began"));
+      else run(frame);
+      return;
+    case "abort":
+      runs.get(frame.id)?.abort(frame.reason);
+      return;
+    case "result":
+      answer(frame);
+      return;
+    case "ping":
+      say({ type: "pong", id: frame.id, busy: busy() });
+      return;
+    case "load":
+      // One after the other: should one of them end this process, the worker knows which.
+      loading = loading.then(() => load(frame));
+      return;
+    case "unload":
+      tasks.delete(frame.task);
+      return;
+    case "hello":
+      hello = frame;
+      say({ type: "hello", protocol: PROTOCOL, language: "javascript", version: process.version, pid: process.pid });
+      return;
+    // Anything else is from a later version of the protocol.
+  }
+}
+
+let utilization = performance.eventLoopUtilization();
+
+function busy() {
+  const now = performance.eventLoopUtilization();
+  const since = performance.eventLoopUtilization(now, utilization);
+  utilization = now;
+  return since.utilization;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Loading task files.
+
+async function load({ task, path: file, generation }) {
+  try {
+    const url = pathToFileURL(file);
+    if (loadedFiles.has(file)) {
+      forget(file);
+      url.searchParams.set("generation", generation);
+    }
+    const found = taskIn(await import(url.href));
+    if (typeof found !== "function") {
+      throw new Error(`${file} exports ${found === null ? "null" : `a value of type ${typeof found}`}, expected a function`);
+    }
+    loadedFiles.add(file);
+    const generations = tasks.get(task) ?? new Map();
+    // The newest but one may still be asked for by jobs that are on their way.
+    const newest = Math.max(...generations.keys());
+    for (const old of generations.keys()) if (old < newest) generations.delete(old);
+    tasks.set(task, generations.set(generation, found));
+    say({ type: "loaded", task, generation });
+  } catch (error) {
+    loadedFiles.add(file);
+    say({ type: "not_loaded", task, generation, error: describe(explained(error, file)) });
+  }
+}
+
+/** `module.exports =`, `export default`, or one compiled into the other. */
+function taskIn(module) {
+  let value = module;
+  for (let depth = 0; depth < 3 && typeof value !== "function" && value?.default !== undefined; depth++) {
+    value = value.default;
+  }
+  return value;
+}
+
+/** Makes Node load a CommonJS file anew, with those files of the project that it requires. */
+function forget(file) {
+  const { cache } = createRequire(file);
+  const known = new Set();
+  (function visit(module) {
+    if (!module || known.has(module) || module.filename.includes(`${path.sep}node_modules${path.sep}`)) return;
+    known.add(module);
+    module.children.forEach(visit);
+    delete cache[module.filename];
+  })(cache[fs.realpathSync(file)] ?? cache[file]);
+}
+
+function explained(error, file) {
+  if (error?.code === "ERR_UNKNOWN_FILE_EXTENSION" && /\.m?ts$/.test(file)) {
+    return new Error(
+      `${file} is TypeScript, and Node ${process.version} does not run that: it takes Node 22.6 or later, or compile the file to JavaScript`,
+    );
+  }
+  return error;
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Running jobs.
+
+class Run {
+  #controller;
+  #abortPromise;
+  #reason;
+
+  constructor({ id, job }) {
+    this.id = id;
+    this.rawJob = job;
+  }
+
+  get abortSignal() {
+    if (!this.#controller) {
+      this.#controller = new AbortController();
+      if (this.#reason) this.#controller.abort(this.#reason);
+    }
+    return this.#controller.signal;
+  }
+
+  get abortPromise() {
+    if (!this.#abortPromise) {
+      this.#abortPromise = new Promise((_, reject) => {
+        const signal = this.abortSignal;
+        if (signal.aborted) reject(signal.reason);
+        else signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+      });
+      // Who does not wait for it must not end the process by it.
+      this.#abortPromise.catch(() => {});
+    }
+    return this.#abortPromise;
+  }
+
+  abort(reason) {
+    this.#reason = new DOMException(reason, "AbortError");
+    this.#controller?.abort(this.#reason);
+  }
+}
+
+function run(frame) {
+  const task = tasks.get(frame.task)?.get(frame.generation);
+  if (!task) {
+    fail(frame.id, new Error(`the task ${JSON.stringify(frame.task)} is not loaded in this host`));
+    return;
+  }
+  const run = new Run(frame);
+  runs.set(run.id, run);
+  current.run(run, begin, run, task);
+}
+
+function begin(run, task) {
+  const { id, rawJob } = run;
+  try {
+    const result = task(rawJob.payload, helpersOf(run));
+    if (typeof result?.then === "function") {
+      result.then((value) => finish(id, rawJob, value), (error) => fail(id, error));
+    } else {
+      finish(id, rawJob, result);
+    }
+  } catch (error) {
+    fail(id, error);
+  }
+}
+
+function finish(id, job, value) {
+  if (Array.isArray(value) && Array.isArray(job.payload)) {
+    finishBatch(id, job, value);
+    return;
+  }
+  runs.delete(id);
+  doneIds.push(id);
+  flushSoon();
+}
+
+/** A task that gets an array may answer for each of its items. */
+async function finishBatch(id, job, values) {
+  if (values.length !== job.payload.length) {
+    log("warning", `the task returned ${values.length} results for ${job.payload.length} items: taken as done`);
+    finish(id, job);
+    return;
+  }
+  const settled = await Promise.allSettled(values);
+  const items = settled.flatMap(({ status, reason }, place) => (status === "rejected" ? [[place, describe(reason)]] : []));
+  if (items.length === 0) {
+    finish(id, job);
+    return;
+  }
+  runs.delete(id);
+  say({ type: "failed", id, items });
+}
+
+function fail(id, error) {
+  runs.delete(id);
+  say({ type: "failed", id, error: describe(error) });
+}
+
+/** An error as the worker wants it: what it says, then where it happened. */
+function describe(error) {
+  if (!util.types.isNativeError(error) && !(error instanceof Error)) {
+    const message = typeof error?.message === "string" && error.message !== "" ? error.message : thrown(error);
+    return { message, stack: typeof error?.stack === "string" ? framesOf(error.stack) : undefined };
+  }
+  const message = error.message || error.name || "an error without a message";
+  let stack = framesOf(error.stack);
+  if (error.cause !== undefined) {
+    const cause = describe(error.cause);
+    stack += `${stack && "\n"}caused by: ${cause.message}${cause.stack ? `\n${cause.stack}` : ""}`;
+  }
+  return { message: String(message), stack };
+}
+
+function thrown(value) {
+  return typeof value === "string" && value !== "" ? value : `a value that is no error was thrown: ${util.inspect(value)}`;
+}
+
+/** The lines of a stack that say where, without the message and without this file. */
+function framesOf(stack) {
+  const lines = String(stack ?? "").split("\n");
+  return lines.filter((line) => /^\s+at /.test(line) && !/\[eval\]|node:internal/.test(line)).join("\n");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Helpers: what a task gets beside its payload. They work when they are taken out of the object.
+
+function helpersOf(run) {
+  let job, logger;
+  return {
+    get job() {
+      return (job ??= revive(run.rawJob));
+    },
+    get logger() {
+      return (logger ??= loggerOf(run.id, undefined));
+    },
+    get abortSignal() {
+      return run.abortSignal;
+    },
+    get abortPromise() {
+      return run.abortPromise;
+    },
+    addJob: (identifier, payload, spec) => addJob(run.id, identifier, payload, spec),
+    addJobs: (specs, jobKeyPreserveRunAt) => addJobs(run.id, specs, jobKeyPreserveRunAt),
+    getQueueName: (id = run.rawJob.job_queue_id) => getQueueName(run.id, id),
+    withPgClient,
+    query,
+  };
+}
+
+/** A job with its times as dates, as `pg` would read it. */
+function revive(raw) {
+  const date = (text) => (text == null ? null : new Date(text));
+  return {
+    ...raw,
+    run_at: date(raw.run_at),
+    created_at: date(raw.created_at),
+    updated_at: date(raw.updated_at),
+    locked_at: date(raw.locked_at),
+  };
+}
+
+function loggerOf(run, scope) {
+  const at = (level) => (message, meta) => log(level, message, meta, run, scope);
+  return {
+    error: at("error"),
+    warn: at("warning"),
+    info: at("info"),
+    debug: at("debug"),
+    scope: (more) => loggerOf(run, { ...scope, ...more }),
+  };
+}
+
+function log(level, message, meta, run = current.getStore()?.id, scope) {
+  if (LEVELS.indexOf(level) > LEVELS.indexOf(hello.log_level)) return;
+  const frame = { type: "log", level, message: typeof message === "string" ? message : util.inspect(message), run, scope };
+  try {
+    said.push(JSON.stringify({ ...frame, meta }));
+  } catch {
+    // Circles and big integers are not JSON.
+    said.push(JSON.stringify({ ...frame, scope: undefined, meta: util.inspect(meta) }));
+  }
+  flushSoon();
+}
+
+let lastCall = 0;
+
+/** Asks the worker. */
+function call(run, method, params) {
+  return new Promise((resolve, reject) => {
+    const id = ++lastCall;
+    say({ type: "call", id, run, method, params });
+    calls.set(id, { resolve, reject });
+  });
+}
+
+function answer({ id, value, error }) {
+  const call = calls.get(id);
+  calls.delete(id);
+  if (error) call?.reject(new Error(error.message));
+  else call?.resolve(value);
+}
+
+async function addJob(run, identifier, payload, spec = {}) {
+  return revive(await call(run, "add_job", { identifier, payload: payload ?? {}, spec: specOf(spec, spec.jobKeyMode) }));
+}
+
+async function addJobs(run, specs, jobKeyPreserveRunAt) {
+  const mode = jobKeyPreserveRunAt ? "preserve_run_at" : undefined;
+  const jobs = specs.map((spec) => {
+    if (spec.jobKeyMode) throw new Error("addJobs cannot have a jobKeyMode of its own for each job: use addJob for that");
+    return { identifier: spec.identifier, payload: spec.payload ?? {}, spec: specOf(spec, mode) };
+  });
+  return (await call(run, "add_jobs", { jobs })).map(revive);
+}
+
+/** What is empty is left to the database. */
+function specOf({ queueName, runAt, maxAttempts, jobKey, priority, flags }, jobKeyMode) {
+  return {
+    queue_name: queueName || undefined,
+    run_at: runAt ? new Date(runAt).toISOString() : undefined,
+    max_attempts: maxAttempts || undefined,
+    job_key: jobKey || undefined,
+    job_key_mode: jobKeyMode || undefined,
+    priority: priority || undefined,
+    flags: flags || undefined,
+  };
+}
+
+function getQueueName(run, id) {
+  if (id == null) return null;
+  if (!queueNames.has(id)) {
+    const name = call(run, "get_queue_name", { id });
+    queueNames.set(id, name);
+    name.then((found) => queueNames.set(id, found), () => queueNames.delete(id));
+  }
+  return queueNames.get(id);
+}
+
+let pool;
+
+/** Connections of the project's own `pg`. */
+function pgPool() {
+  if (pool) return pool;
+  let pg;
+  try {
+    pg = createRequire(path.join(hello.tasks_dir, "tasks.js"))("pg");
+  } catch (error) {
+    if (error.code !== "MODULE_NOT_FOUND") throw error;
+    throw new Error(
+      `helpers.query and helpers.withPgClient need the package pg, and ${hello.tasks_dir} and the folders above it have none: run \`npm install pg\` in the project`,
+    );
+  }
+  pool = new pg.Pool({ connectionString: hello.database_url ?? undefined });
+  // A connection that breaks while nobody uses it is no reason to end.
+  pool.on("error", (error) => log("warning", `an idle connection of helpers.query broke: ${error.message}`));
+  return pool;
+}
+
+async function withPgClient(callback) {
+  const client = await pgPool().connect();
+  let broken = true;
+  try {
+    const result = await callback(client);
+    broken = false;
+    return result;
+  } finally {
+    // A transaction that a failed task left open must not be the next task's.
+    client.release(broken);
+  }
+}
+
+function query(text, values) {
+  return withPgClient((client) => client.query(text, values));
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// What tasks print goes to the worker's log, with the job they print it for.
+
+for (const [method, level] of [["debug", "debug"], ["log", "info"], ["info", "info"], ["warn", "warning"], ["error", "error"]]) {
+  console[method] = (...values) => log(level, util.format(...values));
+}
+for (const [stream, level] of [[process.stdout, "info"], [process.stderr, "warning"]]) {
+  let begun = "";
+  stream.write = (chunk, encoding, callback) => {
+    const lines = (begun + (typeof chunk === "string" ? chunk : Buffer.from(chunk).toString())).split("\n");
+    begun = lines.pop();
+    for (const line of lines) log(level, line);
+    const done = typeof encoding === "function" ? encoding : callback;
+    if (done) process.nextTick(done);
+    return true;
+  };
+}
+Object.defineProperty(process, "stdin", { value: Readable.from([]), configurable: true });
+
+// ---------------------------------------------------------------------------------------------------------------
+// Living and ending. The worker says when: by closing the socket, or by dying, which closes it too.
+
+let isEnding = false;
+
+async function end() {
+  if (isEnding) return;
+  isEnding = true;
+  setTimeout(() => process.exit(), LONGEST_GOODBYE_MS).unref();
+  await pool?.end().catch(() => {});
+  process.exit();
+}
+
+process.on("uncaughtExceptionMonitor", (error, origin) => {
+  const { message, stack } = describe(error);
+  const what = origin === "unhandledRejection" ? "a promise was rejected and nobody handled it" : "uncaught error";
+  say({ type: "fatal", error: { message: `${what}: ${message}`, stack } });
+});
+process.on("exit", flushAtOnce);
+// These are for the worker, which lets jobs finish; some process managers send them to all processes.
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => {});
+
+socket.setEncoding("utf8");
+socket.on("data", receive);
+socket.on("end", end);
+socket.on("error", end);

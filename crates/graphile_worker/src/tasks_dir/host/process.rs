@@ -1,0 +1,848 @@
+//! One host: a child process, the socket to it, the jobs in it, and how it ends. Which host a job goes to is `mod`'s
+//! business; what the two say to each other is `protocol`'s.
+
+use super::language::Language;
+use super::protocol::{
+    self, AddJob, AddJobs, FromHost, GetQueueName, Hello, Kind, Level, Lines, Method, PROTOCOL, Problem, ToHost,
+};
+use crate::context::WorkerContext;
+use crate::worker_utils::WorkerUtils;
+use serde_json::value::RawValue;
+use std::collections::{HashMap, VecDeque};
+use std::process::ExitStatus;
+#[cfg(unix)]
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+#[cfg(not(unix))]
+use tokio::net::TcpStream as Socket;
+#[cfg(unix)]
+use tokio::net::UnixStream as Socket;
+#[cfg(not(unix))]
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+#[cfg(unix)]
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+#[cfg(unix)]
+use tokio::process::Command;
+use tokio::process::{Child, ChildStderr, ChildStdin};
+use tokio::sync::{Notify, oneshot};
+use tokio_util::sync::CancellationToken;
+use tracing::{Span, debug, error, info, warn};
+
+/// How long a host may take to say hello, and to load a file.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a host may take to end when it is asked to, before it is killed.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long what a dead host has said may take to arrive.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often a host that has jobs is asked whether it listens.
+const PING_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A host that has not answered for so long is at work on something that does not let it listen.
+const BLOCKED_AFTER: Duration = Duration::from_millis(50);
+
+/// Its share of time at work from which a host has no time for more.
+const BUSY_FROM: f64 = 0.9;
+
+/// How long a job that was told to stop may take, before its host is judged.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long the other jobs of a host may take whose job does not stop.
+const RETIREMENT_LIMIT: Duration = Duration::from_secs(60);
+
+const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A longer line of output is cut.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// How many lines of output are told when a host cannot start.
+const LAST_LINES: usize = 8;
+
+/// Moves the socket, which comes as stdout, to descriptor 3, and gives stdin and stdout back to the tasks. Beside the
+/// host waits a shell for the worker to close or to lose stdin: then all processes of this group end, a host that does
+/// not listen and what its tasks started included.
+#[cfg(unix)]
+const LAUNCHER: &str = "exec 4<&0; \
+    ( ( trap '' HUP INT TERM; read -r _ <&4; kill -KILL 0 ) </dev/null >/dev/null 2>&1 & ); \
+    exec \"$@\" 3>&1 1>&2 0</dev/null 4<&-";
+
+/// What a host is started with.
+pub(crate) struct Launch {
+    pub(crate) language: Language,
+    pub(crate) command: Vec<String>,
+    pub(crate) tasks_dir: String,
+    pub(crate) database_url: String,
+    pub(crate) schema: String,
+    pub(crate) concurrency: usize,
+    pub(crate) memory_limit: Option<u64>,
+}
+
+pub(crate) struct Process {
+    launch: Arc<Launch>,
+    pid: u32,
+    state: Mutex<State>,
+    to_write: Notify,
+    /// Notified when a host that had no jobs gets one.
+    began: Notify,
+    asked_to_end: CancellationToken,
+    ended: CancellationToken,
+}
+
+struct State {
+    outgoing: Vec<u8>,
+    jobs: HashMap<u64, InFlight>,
+    loads: VecDeque<Load>,
+    /// Since when the first of them is being loaded.
+    loading_since: Instant,
+    last_id: u64,
+    greeting: Option<oneshot::Sender<Result<(), String>>>,
+    /// The ping that was not answered yet.
+    ping: Option<(u64, Instant)>,
+    busy: f64,
+    /// Whether nobody looks after this host because it has no jobs.
+    is_parked: bool,
+    idle_since: Instant,
+    /// Since when it gets no more jobs.
+    retired: Option<Instant>,
+    utils: Option<WorkerUtils>,
+    last_lines: VecDeque<String>,
+    /// The error by which it said that it ends.
+    fatal: Option<String>,
+    /// Why it has ended.
+    over: Option<Arc<str>>,
+}
+
+/// A job that was sent to the host and has not ended.
+struct InFlight {
+    answer: Option<oneshot::Sender<Ended>>,
+    span: Span,
+    /// The ping that was unanswered when the job was sent: as long as it is, the job has not begun.
+    behind: Option<u64>,
+    /// Since when nobody waits for it any more.
+    abandoned: Option<Instant>,
+}
+
+struct Load {
+    task: String,
+    generation: u64,
+    answer: oneshot::Sender<Result<(), LoadError>>,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Done,
+    Failed(Problem),
+    /// Of a batch: which items, by their place.
+    FailedItems(Vec<(usize, Problem)>),
+    /// The process did, and with it all jobs in it.
+    WithHost(Arc<str>),
+}
+
+/// Why a file was not loaded.
+#[derive(Debug, Clone)]
+pub(crate) enum LoadError {
+    /// It cannot be: the host says why, or ended over it.
+    Refused(String),
+    /// The host ended, but over something else.
+    HostGone(Arc<str>),
+}
+
+/// Why nobody looks after a host any more.
+enum Verdict {
+    Kill(String),
+    End,
+}
+
+impl Process {
+    /// Starts a host and waits until it is ready to load files.
+    pub(crate) async fn start(launch: Arc<Launch>) -> Result<Arc<Process>, String> {
+        let name = launch.language.name().to_owned();
+        let (mut child, socket) =
+            spawn(&launch.command).map_err(|error| format!("the host for {name} cannot be started: {error}"))?;
+        let lifeline = child.stdin.take().expect("stdin is a pipe");
+        let output = child.stderr.take().expect("stderr is a pipe");
+        let (greeting, greeted) = oneshot::channel();
+        let process = Arc::new(Process {
+            pid: child.id().unwrap_or_default(),
+            state: Mutex::new(State {
+                outgoing: Vec::new(),
+                jobs: HashMap::new(),
+                loads: VecDeque::new(),
+                loading_since: Instant::now(),
+                last_id: 0,
+                greeting: Some(greeting),
+                ping: None,
+                busy: 0.0,
+                is_parked: false,
+                idle_since: Instant::now(),
+                retired: None,
+                utils: None,
+                last_lines: VecDeque::new(),
+                fatal: None,
+                over: None,
+            }),
+            to_write: Notify::new(),
+            began: Notify::new(),
+            asked_to_end: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            launch,
+        });
+        process.greet();
+        tokio::spawn(process.clone().log_output(output));
+        tokio::spawn(process.clone().live(child, lifeline, socket));
+        let problem = match tokio::time::timeout(START_LIMIT, greeted).await {
+            Ok(Ok(Ok(()))) => {
+                debug!(label = "host", language = name, pid = process.pid, "host started");
+                return Ok(process);
+            }
+            Ok(Ok(Err(problem))) => problem,
+            Ok(Err(_)) => "it ended before it said hello".to_owned(),
+            Err(_) => format!("it did not say hello within {START_LIMIT:?}"),
+        };
+        process.end();
+        Err(process.with_last_lines(format!("the host for {name} cannot be used: {problem}")))
+    }
+
+    fn greet(&self) {
+        let Launch { tasks_dir, database_url, schema, concurrency, .. } = &*self.launch;
+        self.say(&ToHost::Hello(Hello {
+            protocol: PROTOCOL,
+            worker_version: env!("CARGO_PKG_VERSION"),
+            tasks_dir,
+            database_url,
+            schema,
+            concurrency: *concurrency,
+            log_level: log_level(),
+        }));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here leaves the state half changed when it panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, frame: &ToHost<'_>) {
+        protocol::append(&mut self.state().outgoing, frame);
+        self.to_write.notify_one();
+    }
+
+    /// Loads a version of a task's file.
+    pub(crate) async fn load(&self, task: &str, path: &str, generation: u64) -> Result<(), LoadError> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut state = self.state();
+            if let Some(why) = &state.over {
+                return Err(LoadError::HostGone(why.clone()));
+            }
+            if state.loads.is_empty() {
+                state.loading_since = Instant::now();
+            }
+            state.loads.push_back(Load { task: task.to_owned(), generation, answer });
+            protocol::append(&mut state.outgoing, &ToHost::Load { task, path, generation });
+        }
+        self.to_write.notify_one();
+        let mut answered = std::pin::pin!(answered);
+        loop {
+            match tokio::time::timeout(START_LIMIT, answered.as_mut()).await {
+                Ok(Ok(loaded)) => return loaded,
+                Ok(Err(_)) => return Err(LoadError::HostGone("the host ended".into())),
+                // Files wait for those before them.
+                Err(_) if self.state().is_loading_for_long(task) => {
+                    self.retire();
+                    return Err(LoadError::Refused(format!("it did not load within {START_LIMIT:?}")));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Forgets a task.
+    pub(crate) fn unload(&self, task: &str) {
+        self.say(&ToHost::Unload { task });
+    }
+
+    /// Gives the host a job; `None` if it takes none any more.
+    pub(crate) fn begin(self: &Arc<Self>, task: &str, generation: u64, ctx: &WorkerContext) -> Option<Run> {
+        let (answer, answered) = oneshot::channel();
+        let id = {
+            let mut state = self.state();
+            if state.over.is_some() || state.retired.is_some() {
+                return None;
+            }
+            state.last_id += 1;
+            let id = state.last_id;
+            if state.utils.is_none() {
+                state.utils = Some(ctx.utils().clone());
+            }
+            protocol::append_run(&mut state.outgoing, id, task, generation, ctx.job(), ctx.worker_id());
+            let behind = state.ping.map(|(ping, _)| ping);
+            let in_flight = InFlight { answer: Some(answer), span: Span::current(), behind, abandoned: None };
+            state.jobs.insert(id, in_flight);
+            if std::mem::take(&mut state.is_parked) {
+                self.began.notify_one();
+            }
+            id
+        };
+        self.to_write.notify_one();
+        Some(Run { process: self.clone(), id, answered, is_aborted: false })
+    }
+
+    /// How much a host has to do.
+    pub(crate) fn load_now(&self) -> HostLoad {
+        let state = self.state();
+        HostLoad {
+            takes_jobs: state.over.is_none() && state.retired.is_none(),
+            is_blocked: state.is_blocked(),
+            is_busy: state.busy >= BUSY_FROM,
+            jobs: state.jobs.len(),
+            idle_for: if state.jobs.is_empty() { state.idle_since.elapsed() } else { Duration::ZERO },
+        }
+    }
+
+    /// Gives it no more jobs; it ends when those in it have.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state();
+        state.retired.get_or_insert_with(Instant::now);
+        state.is_parked = false;
+        drop(state);
+        self.began.notify_one();
+    }
+
+    /// Asks it to end now.
+    pub(crate) fn end(&self) {
+        self.asked_to_end.cancel();
+    }
+
+    /// Returns when it has ended.
+    pub(crate) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    fn with_last_lines(&self, sentence: String) -> String {
+        let state = self.state();
+        if state.last_lines.is_empty() {
+            return sentence;
+        }
+        let lines: Vec<&str> = state.last_lines.iter().map(String::as_str).collect();
+        format!("{sentence}; it printed:\n{}", lines.join("\n"))
+    }
+
+    /// The life of the process, to its end and a little longer: everything it said counts.
+    async fn live(self: Arc<Self>, mut child: Child, lifeline: ChildStdin, socket: Socket) {
+        let (from_host, to_host) = socket.into_split();
+        let writing = tokio::spawn(self.clone().write_frames(to_host));
+        let mut reading = std::pin::pin!(self.read_frames(from_host));
+        let mut exited = None;
+        let mut heard = None;
+        let verdict = tokio::select! {
+            problem = &mut reading => {
+                heard = Some(());
+                problem.map(Verdict::Kill)
+            }
+            status = child.wait() => {
+                exited = Some(status);
+                None
+            }
+            verdict = self.look_after() => Some(verdict),
+            () = self.asked_to_end.cancelled() => Some(Verdict::End),
+        };
+        // The host hears that nothing will come any more, and ends.
+        writing.abort();
+        let _ = writing.await;
+        let mut sentence = None;
+        match verdict {
+            Some(Verdict::Kill(why)) => {
+                sentence = Some(why);
+                let _ = child.start_kill();
+            }
+            Some(Verdict::End) | None => {
+                let limit = if exited.is_some() { LAST_WORDS_LIMIT } else { GOODBYE_LIMIT };
+                let goodbye = async {
+                    if heard.is_none() {
+                        let _ = (&mut reading).await;
+                        heard = Some(());
+                    }
+                    if exited.is_none() {
+                        exited = Some(child.wait().await);
+                    }
+                };
+                if tokio::time::timeout(limit, goodbye).await.is_err() && exited.is_none() {
+                    let _ = child.start_kill();
+                }
+            }
+        }
+        drop(lifeline);
+        if heard.is_none() {
+            let _ = tokio::time::timeout(LAST_WORDS_LIMIT, reading).await;
+        }
+        let status = match exited {
+            Some(status) => status,
+            None => child.wait().await,
+        };
+        self.is_over(sentence, status.ok());
+    }
+
+    /// Tells all who wait for something from this host that nothing will come.
+    fn is_over(&self, sentence: Option<String>, status: Option<ExitStatus>) {
+        let mut state = self.state();
+        let asked = self.asked_to_end.is_cancelled() || state.retired.is_some();
+        let how = status.map_or("ended".to_owned(), how_it_ended);
+        let mut why = match &sentence {
+            Some(sentence) => sentence.clone(),
+            None => format!("the host process of this task {how} while the job ran"),
+        };
+        if let Some(fatal) = &state.fatal {
+            why = format!("{why}: {fatal}");
+        }
+        let why: Arc<str> = why.into();
+        state.over = Some(why.clone());
+        let jobs = std::mem::take(&mut state.jobs);
+        let loads = std::mem::take(&mut state.loads);
+        state.greeting = None;
+        drop(state);
+        let (language, pid) = (self.launch.language.name(), self.pid);
+        if sentence.is_some() || !asked || !jobs.is_empty() {
+            warn!(label = "host", language, pid, how, jobs = jobs.len(), reason = &*why, "host ended");
+        } else {
+            debug!(label = "host", language, pid, how, "host ended");
+        }
+        for (place, load) in loads.into_iter().enumerate() {
+            // Files are loaded one after the other, so the first one is to blame.
+            let error = if place == 0 && !asked {
+                let fatal = why.split_once(": ").map_or(String::new(), |(_, fatal)| format!(": {fatal}"));
+                LoadError::Refused(format!("the host process {how} while it loaded the file{fatal}"))
+            } else {
+                LoadError::HostGone(why.clone())
+            };
+            let _ = load.answer.send(Err(error));
+        }
+        for job in jobs.into_values() {
+            if let Some(answer) = job.answer {
+                let _ = answer.send(Ended::WithHost(why.clone()));
+            }
+        }
+        self.ended.cancel();
+    }
+
+    /// Writes what there is to say, everything that gathered in one go.
+    async fn write_frames(self: Arc<Self>, mut to_host: OwnedWriteHalf) {
+        let mut writing = Vec::new();
+        loop {
+            self.to_write.notified().await;
+            // Whoever else is about to say something does so first.
+            tokio::task::yield_now().await;
+            std::mem::swap(&mut writing, &mut self.state().outgoing);
+            // A host that is gone is noticed by who reads.
+            if !writing.is_empty() && to_host.write_all(&writing).await.is_err() {
+                return;
+            }
+            writing.clear();
+        }
+    }
+
+    /// Reads until the host closes the socket, or says something that cannot be understood.
+    async fn read_frames(self: &Arc<Self>, mut from_host: OwnedReadHalf) -> Option<String> {
+        let mut lines = Lines::default();
+        loop {
+            lines.buffer().reserve(64 * 1024);
+            match from_host.read_buf(lines.buffer()).await {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => {}
+            }
+            if let Err(problem) = lines.each(|line| self.hear(line)) {
+                return Some(format!("the host process of this task was killed while the job ran: {problem}"));
+            }
+        }
+    }
+
+    fn hear(self: &Arc<Self>, line: &[u8]) -> Result<(), String> {
+        if line.is_empty() {
+            return Ok(());
+        }
+        let frame: FromHost<'_> = serde_json::from_slice(line).map_err(|error| {
+            let begin = String::from_utf8_lossy(&line[..line.len().min(100)]);
+            format!("it sent {begin:?}, expected a frame of the protocol ({error})")
+        })?;
+        match frame.r#type {
+            Kind::Done => self.jobs_done(frame.id, &frame.ids),
+            Kind::Failed => {
+                let ended = match (frame.items, frame.error) {
+                    (Some(items), _) => Ended::FailedItems(items),
+                    (None, Some(problem)) => Ended::Failed(problem),
+                    (None, None) => Ended::Failed(Problem::new("the task failed, and its host does not say why")),
+                };
+                self.job_ended(frame.id, ended);
+            }
+            Kind::Log => self.log(&frame),
+            Kind::Call => self.answer_call(&frame),
+            Kind::Pong => {
+                let mut state = self.state();
+                if state.ping.is_some_and(|(ping, _)| ping == frame.id) {
+                    state.ping = None;
+                    state.busy = frame.busy.unwrap_or(0.0);
+                }
+            }
+            Kind::Loaded => self.load_ended(&frame, Ok(())),
+            Kind::NotLoaded => {
+                let problem = frame.error.clone().unwrap_or_else(|| Problem::new("the host does not say why"));
+                self.load_ended(&frame, Err(LoadError::Refused(problem.text())));
+            }
+            Kind::Hello => {
+                let greeted = match frame.protocol {
+                    Some(PROTOCOL) => Ok(()),
+                    other => Err(format!("it speaks version {other:?} of the protocol, expected {PROTOCOL}")),
+                };
+                debug!(
+                    label = "host",
+                    language = frame.language,
+                    version = frame.version,
+                    pid = self.pid,
+                    "host said hello"
+                );
+                if let Some(greeting) = self.state().greeting.take() {
+                    let _ = greeting.send(greeted);
+                }
+            }
+            Kind::Fatal => self.state().fatal = frame.error.map(Problem::text),
+            Kind::Unknown => {}
+        }
+        Ok(())
+    }
+
+    fn jobs_done(&self, id: u64, ids: &[u64]) {
+        let mut state = self.state();
+        let one = (id != 0).then_some(&id);
+        for id in one.into_iter().chain(ids) {
+            if let Some(InFlight { answer: Some(answer), .. }) = state.jobs.remove(id) {
+                let _ = answer.send(Ended::Done);
+            }
+        }
+        state.note_idle();
+    }
+
+    fn job_ended(&self, id: u64, ended: Ended) {
+        let mut state = self.state();
+        let job = state.jobs.remove(&id);
+        state.note_idle();
+        drop(state);
+        if let Some(InFlight { answer: Some(answer), .. }) = job {
+            let _ = answer.send(ended);
+        }
+    }
+
+    fn load_ended(&self, frame: &FromHost<'_>, result: Result<(), LoadError>) {
+        let mut state = self.state();
+        let is_meant =
+            |load: &Load| Some(&load.task) == frame.task.as_ref() && Some(load.generation) == frame.generation;
+        if let Some(place) = state.loads.iter().position(is_meant)
+            && let Some(load) = state.loads.remove(place)
+        {
+            state.loading_since = Instant::now();
+            drop(state);
+            let _ = load.answer.send(result);
+        }
+    }
+
+    /// What a task says goes into the log, inside its job's span.
+    fn log(&self, frame: &FromHost<'_>) {
+        let message = frame.message.as_deref().unwrap_or_default();
+        let meta = frame.meta.map(RawValue::get);
+        let scope = frame.scope.map(RawValue::get);
+        let span = frame.run.and_then(|run| Some(self.state().jobs.get(&run)?.span.clone()));
+        let _entered = span.as_ref().map(Span::enter);
+        match frame.level.unwrap_or(Level::Info) {
+            Level::Error => error!(label = "task", meta, scope, "{message}"),
+            Level::Warning => warn!(label = "task", meta, scope, "{message}"),
+            Level::Info => info!(label = "task", meta, scope, "{message}"),
+            Level::Debug => debug!(label = "task", meta, scope, "{message}"),
+        }
+    }
+
+    /// What the host asks for takes time; the answer is sent when it is there.
+    fn answer_call(self: &Arc<Self>, frame: &FromHost<'_>) {
+        let (id, method) = (frame.id, frame.method.unwrap_or(Method::Unknown));
+        let params = frame.params.map(ToOwned::to_owned).unwrap_or_default();
+        let Some(utils) = self.state().utils.clone() else { return };
+        let process = self.clone();
+        tokio::spawn(async move {
+            match call(&utils, method, &params).await {
+                Ok(value) => process.say(&ToHost::Result { id, value: &value }),
+                Err(message) => process.say(&ToHost::Refusal { id, error: Problem::new(message) }),
+            }
+        });
+    }
+
+    /// Looks whether the host listens and how much memory it has, until something is to be done about it.
+    async fn look_after(&self) -> Verdict {
+        let mut memory_at = Instant::now();
+        loop {
+            let is_idle = {
+                let mut state = self.state();
+                state.is_parked = state.jobs.is_empty() && state.retired.is_none();
+                state.is_parked
+            };
+            if is_idle {
+                let _ = tokio::time::timeout(IDLE_INTERVAL, self.began.notified()).await;
+            } else {
+                tokio::time::sleep(PING_INTERVAL).await;
+            }
+            if memory_at <= Instant::now() {
+                memory_at = Instant::now() + MEMORY_INTERVAL;
+                if let Some(sentence) = self.memory_problem().await {
+                    return Verdict::Kill(sentence);
+                }
+            }
+            let mut state = self.state();
+            if let Some(verdict) = state.judge() {
+                return verdict;
+            }
+            if !state.jobs.is_empty() && state.ping.is_none() {
+                state.last_id += 1;
+                let id = state.last_id;
+                state.ping = Some((id, Instant::now()));
+                protocol::append(&mut state.outgoing, &ToHost::Ping { id });
+                drop(state);
+                self.to_write.notify_one();
+            }
+        }
+    }
+
+    async fn memory_problem(&self) -> Option<String> {
+        let limit = self.launch.memory_limit?;
+        let used = resident_bytes(self.pid).await?;
+        (used > limit).then(|| {
+            let mib = |bytes: u64| bytes / (1024 * 1024);
+            let (used, limit) = (mib(used), mib(limit));
+            format!(
+                "the host process of this task was killed while the job ran: it used {used} MiB of memory, and its limit is {limit} MiB"
+            )
+        })
+    }
+
+    /// What the process and its tasks print past the host goes into the log by lines.
+    async fn log_output(self: Arc<Self>, mut output: ChildStderr) {
+        let mut lines = Lines::default();
+        let (language, pid) = (self.launch.language.name(), self.pid);
+        let say = |line: &[u8]| {
+            let line = String::from_utf8_lossy(line).trim_end().to_owned();
+            if line.is_empty() {
+                return;
+            }
+            info!(label = "host", language, pid, "{line}");
+            let mut state = self.state();
+            if state.last_lines.len() == LAST_LINES {
+                state.last_lines.pop_front();
+            }
+            state.last_lines.push_back(line);
+        };
+        loop {
+            lines.buffer().reserve(4096);
+            let more = output.read_buf(lines.buffer()).await;
+            let _ = lines.each(|line| {
+                say(line);
+                Ok::<(), ()>(())
+            });
+            let is_over = !matches!(more, Ok(1..));
+            if is_over || lines.buffer().len() > LONGEST_LINE {
+                say(&std::mem::take(&mut lines).into_rest());
+            }
+            if is_over {
+                return;
+            }
+        }
+    }
+}
+
+/// How much a host has to do.
+pub(crate) struct HostLoad {
+    pub(crate) takes_jobs: bool,
+    /// It does not listen at the moment.
+    pub(crate) is_blocked: bool,
+    /// It has little time left.
+    pub(crate) is_busy: bool,
+    pub(crate) jobs: usize,
+    pub(crate) idle_for: Duration,
+}
+
+impl State {
+    fn is_blocked(&self) -> bool {
+        self.ping.is_some_and(|(_, sent)| sent.elapsed() > BLOCKED_AFTER)
+    }
+
+    fn is_loading_for_long(&self, task: &str) -> bool {
+        let is_first = self.loads.front().is_some_and(|load| load.task == task);
+        is_first && self.loading_since.elapsed() >= START_LIMIT
+    }
+
+    fn note_idle(&mut self) {
+        if self.jobs.is_empty() {
+            self.idle_since = Instant::now();
+        }
+    }
+
+    /// What is to be done about a host with a job in it that does not stop, or that is to end.
+    fn judge(&mut self) -> Option<Verdict> {
+        let unanswered = self.ping.map(|(ping, sent)| (ping, sent.elapsed()));
+        let does_not_stop = |job: &InFlight| {
+            let has_begun = job.behind.is_none() || job.behind != unanswered.map(|(ping, _)| ping);
+            has_begun && job.abandoned.is_some_and(|since| since.elapsed() >= ABORT_GRACE)
+        };
+        if self.jobs.values().any(does_not_stop) {
+            if unanswered.is_some_and(|(_, waited)| waited >= ABORT_GRACE) {
+                return Some(Verdict::Kill(
+                    "the host process of this task was killed while the job ran: it did not answer any more after a job in it had timed out"
+                        .to_owned(),
+                ));
+            }
+            // It listens, so the others go on; only when they are done, or take too long, does it go with what is stuck.
+            self.retired.get_or_insert_with(Instant::now);
+        }
+        let retired = self.retired?;
+        if self.jobs.is_empty() {
+            return Some(Verdict::End);
+        }
+        if self.jobs.values().all(|job| job.abandoned.is_some()) || retired.elapsed() >= RETIREMENT_LIMIT {
+            return Some(Verdict::Kill(
+                "the host process of this task was killed while the job ran: another job in it did not stop when it was told to"
+                    .to_owned(),
+            ));
+        }
+        None
+    }
+}
+
+/// A job in a host. Dropped before its end, it is told to stop, and nobody waits for it any more.
+pub(crate) struct Run {
+    process: Arc<Process>,
+    id: u64,
+    answered: oneshot::Receiver<Ended>,
+    is_aborted: bool,
+}
+
+impl Run {
+    /// Waits for the end; tells the job to stop when `cancellation` says so.
+    pub(crate) async fn ended(mut self, cancellation: &CancellationToken) -> Ended {
+        let gone = || Ended::WithHost("the host process of this task ended while the job ran".into());
+        tokio::select! {
+            biased;
+            ended = &mut self.answered => return ended.unwrap_or_else(|_| gone()),
+            () = cancellation.cancelled() => {}
+        }
+        self.abort();
+        (&mut self.answered).await.unwrap_or_else(|_| gone())
+    }
+
+    fn abort(&mut self) {
+        if !std::mem::replace(&mut self.is_aborted, true) {
+            let reason = "the job is to stop: its time is up, or the worker is shutting down";
+            self.process.say(&ToHost::Abort { id: self.id, reason });
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let is_abandoned = match self.process.state().jobs.get_mut(&self.id) {
+            Some(job) => {
+                job.abandoned = Some(Instant::now());
+                true
+            }
+            None => false,
+        };
+        if is_abandoned {
+            self.abort();
+        }
+    }
+}
+
+/// Does for a task what it asks of the worker.
+async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, String> {
+    let text = |error: crate::Error| error.to_string_with_sources();
+    let unfit = |error: serde_json::Error| format!("the parameters cannot be used: {error}");
+    let value = match method {
+        Method::AddJob => {
+            let mut job: AddJob = serde_json::from_str(params.get()).map_err(unfit)?;
+            let (payload, spec) = (job.take_payload(), job.take_spec());
+            protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(text)?)
+        }
+        Method::AddJobs => {
+            let AddJobs { jobs } = serde_json::from_str(params.get()).map_err(unfit)?;
+            let jobs = jobs.into_iter().map(|mut job| {
+                let (payload, spec) = (job.take_payload(), job.take_spec());
+                (job.identifier, payload, spec)
+            });
+            protocol::jobs_value(&utils.add_raw_json_jobs(jobs.collect()).await.map_err(text)?)
+        }
+        Method::GetQueueName => {
+            let GetQueueName { id } = serde_json::from_str(params.get()).map_err(unfit)?;
+            let name = utils.queue_name(id).await.map_err(text)?;
+            let name = name.ok_or_else(|| format!("there is no queue with the id {id}"))?;
+            serde_json::value::to_raw_value(&name)
+        }
+        Method::Unknown => return Err("this worker does not know the method".to_owned()),
+    };
+    value.map_err(|error| error.to_string())
+}
+
+/// The least important level that anybody listens to.
+fn log_level() -> Level {
+    use tracing::level_filters::LevelFilter;
+    match LevelFilter::current() {
+        LevelFilter::OFF | LevelFilter::ERROR => Level::Error,
+        LevelFilter::WARN => Level::Warning,
+        LevelFilter::INFO => Level::Info,
+        _ => Level::Debug,
+    }
+}
+
+#[cfg(unix)]
+fn spawn(command: &[String]) -> std::io::Result<(Child, Socket)> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let child = Command::new("/bin/sh")
+        .args(["-c", LAUNCHER, "graphile-worker-host"])
+        .args(command)
+        .env("GRAPHILE_WORKER_HOST_FD", "3")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+        .stderr(Stdio::piped())
+        // A Ctrl-C in a terminal is for the worker, which lets jobs finish.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok((child, Socket::from_std(ours)?))
+}
+
+#[cfg(not(unix))]
+fn spawn(_command: &[String]) -> std::io::Result<(Child, Socket)> {
+    Err(std::io::Error::other("it takes a system with the sockets and process groups of Unix"))
+}
+
+#[cfg(not(unix))]
+fn how_it_ended(status: ExitStatus) -> String {
+    status.code().map_or("ended".to_owned(), |code| format!("ended with exit code {code}"))
+}
+
+#[cfg(unix)]
+fn how_it_ended(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (None, Some(code)) => format!("ended with exit code {code}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+/// The memory that a process holds, where the system says so in `/proc`.
+async fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,422 @@
+//! What a worker and a host say to each other: frames, a line of JSON each. `docs/host-protocol.md` is the same for
+//! people who write a host. Nothing is sent or received here: see `process`.
+
+use crate::job::{Job, JobKeyMode, JobSpec};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+
+/// The version of the protocol that this worker speaks.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// What the worker says.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum ToHost<'a> {
+    Hello(Hello<'a>),
+    Load {
+        task: &'a str,
+        path: &'a str,
+        generation: u64,
+    },
+    Unload {
+        task: &'a str,
+    },
+    Abort {
+        id: u64,
+        reason: &'a str,
+    },
+    Ping {
+        id: u64,
+    },
+    Result {
+        id: u64,
+        value: &'a RawValue,
+    },
+    #[serde(rename = "result")]
+    Refusal {
+        id: u64,
+        error: Problem,
+    },
+}
+
+/// The first thing that the worker says.
+#[derive(Serialize, Clone)]
+pub(crate) struct Hello<'a> {
+    pub(crate) protocol: u32,
+    pub(crate) worker_version: &'a str,
+    pub(crate) tasks_dir: &'a str,
+    pub(crate) database_url: &'a str,
+    pub(crate) schema: &'a str,
+    pub(crate) concurrency: usize,
+    /// Less important logs need not be sent.
+    pub(crate) log_level: Level,
+}
+
+/// A job for the host. Its payload goes as the text it is stored as.
+#[derive(Serialize)]
+struct Run<'a> {
+    r#type: &'static str,
+    id: u64,
+    task: &'a str,
+    generation: u64,
+    job: JobFields<'a>,
+}
+
+/// A job as hosts see it: the columns that Node's worker shows its tasks.
+#[derive(Serialize)]
+struct JobFields<'a> {
+    /// Text, because it may be larger than what JavaScript holds as a number.
+    #[serde(serialize_with = "as_text")]
+    id: i64,
+    task_identifier: &'a str,
+    job_queue_id: Option<i32>,
+    payload: &'a RawValue,
+    priority: i16,
+    run_at: DateTime<Utc>,
+    attempts: i16,
+    max_attempts: i16,
+    last_error: Option<&'a str>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    key: Option<&'a str>,
+    revision: i32,
+    locked_at: Option<DateTime<Utc>>,
+    locked_by: Option<&'a str>,
+    flags: Option<&'a serde_json::Value>,
+}
+
+fn as_text<S: serde::Serializer>(id: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(id)
+}
+
+impl<'a> JobFields<'a> {
+    fn new(job: &'a Job, locked_by: Option<&'a str>) -> JobFields<'a> {
+        JobFields {
+            id: job.id,
+            task_identifier: &job.task_identifier,
+            job_queue_id: job.job_queue_id,
+            payload: &job.payload,
+            priority: job.priority,
+            run_at: job.run_at,
+            attempts: job.attempts,
+            max_attempts: job.max_attempts,
+            last_error: job.last_error.as_deref(),
+            created_at: job.created_at,
+            updated_at: job.updated_at,
+            key: job.key.as_deref(),
+            revision: job.revision,
+            locked_at: job.locked_at,
+            locked_by,
+            flags: job.flags.as_ref(),
+        }
+    }
+}
+
+/// A job that was added, as the host that asked for it sees it.
+pub(crate) fn job_value(job: &Job) -> Result<Box<RawValue>, serde_json::Error> {
+    serde_json::value::to_raw_value(&JobFields::new(job, None))
+}
+
+/// The same for many.
+pub(crate) fn jobs_value(jobs: &[Job]) -> Result<Box<RawValue>, serde_json::Error> {
+    let jobs: Vec<JobFields<'_>> = jobs.iter().map(|job| JobFields::new(job, None)).collect();
+    serde_json::value::to_raw_value(&jobs)
+}
+
+/// Appends a frame to what is to be written.
+pub(crate) fn append(out: &mut Vec<u8>, frame: &ToHost<'_>) {
+    append_line(out, frame);
+}
+
+/// Appends the frame that runs a job.
+pub(crate) fn append_run(out: &mut Vec<u8>, id: u64, task: &str, generation: u64, job: &Job, worker_id: &str) {
+    append_line(out, &Run { r#type: "run", id, task, generation, job: JobFields::new(job, Some(worker_id)) });
+}
+
+fn append_line(out: &mut Vec<u8>, frame: &impl Serialize) {
+    let start = out.len();
+    serde_json::to_writer(&mut *out, frame).expect("frames have text for keys, and memory does not refuse a write");
+    // A payload is as it was stored, and may be spread over lines. Inside of a text, JSON has no line breaks.
+    for byte in &mut out[start..] {
+        if *byte == b'\n' {
+            *byte = b' ';
+        }
+    }
+    out.push(b'\n');
+}
+
+/// What a host says. One struct for all frames, because raw JSON cannot be read through a tagged enum.
+#[derive(Deserialize)]
+pub(crate) struct FromHost<'a> {
+    pub(crate) r#type: Kind,
+    #[serde(default)]
+    pub(crate) id: u64,
+    /// Of jobs that are done.
+    #[serde(default)]
+    pub(crate) ids: Vec<u64>,
+    pub(crate) error: Option<Problem>,
+    /// Of a batch: which items failed, by their place, and why.
+    pub(crate) items: Option<Vec<(usize, Problem)>>,
+    // hello
+    pub(crate) protocol: Option<u32>,
+    pub(crate) language: Option<String>,
+    pub(crate) version: Option<String>,
+    // loaded, not_loaded
+    pub(crate) task: Option<String>,
+    pub(crate) generation: Option<u64>,
+    // log
+    pub(crate) level: Option<Level>,
+    pub(crate) message: Option<String>,
+    #[serde(borrow)]
+    pub(crate) meta: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub(crate) scope: Option<&'a RawValue>,
+    /// The run that a log or a call belongs to.
+    pub(crate) run: Option<u64>,
+    // call
+    pub(crate) method: Option<Method>,
+    #[serde(borrow)]
+    pub(crate) params: Option<&'a RawValue>,
+    /// pong: the share of the time since the last one that the host was at work, from 0 to 1.
+    pub(crate) busy: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Hello,
+    Loaded,
+    NotLoaded,
+    Done,
+    Failed,
+    Log,
+    Call,
+    Pong,
+    /// The host is about to end because of an error that nobody caught.
+    Fatal,
+    /// A frame of a later version, to be skipped.
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Method {
+    AddJob,
+    AddJobs,
+    GetQueueName,
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Level {
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+/// What went wrong, in the words of the other side.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Problem {
+    pub(crate) message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stack: Option<String>,
+}
+
+impl Problem {
+    pub(crate) fn new(message: impl Into<String>) -> Problem {
+        Problem { message: message.into(), stack: None }
+    }
+
+    /// The message, then where it happened.
+    pub(crate) fn text(self) -> String {
+        match self.stack {
+            Some(stack) if !stack.is_empty() => format!("{}\n{stack}", self.message),
+            _ => self.message,
+        }
+    }
+}
+
+/// The job of an `add_job`, and each of an `add_jobs`.
+#[derive(Deserialize)]
+pub(crate) struct AddJob {
+    pub(crate) identifier: String,
+    pub(crate) payload: Option<Box<RawValue>>,
+    #[serde(default)]
+    spec: Spec,
+}
+
+/// The parameters of an `add_jobs`.
+#[derive(Deserialize)]
+pub(crate) struct AddJobs {
+    pub(crate) jobs: Vec<AddJob>,
+}
+
+/// The parameters of a `get_queue_name`.
+#[derive(Deserialize)]
+pub(crate) struct GetQueueName {
+    pub(crate) id: i32,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, deny_unknown_fields)]
+struct Spec {
+    queue_name: Option<String>,
+    run_at: Option<DateTime<Utc>>,
+    max_attempts: Option<i16>,
+    job_key: Option<String>,
+    job_key_mode: Option<KeyMode>,
+    priority: Option<i16>,
+    flags: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum KeyMode {
+    Replace,
+    PreserveRunAt,
+    UnsafeDedupe,
+}
+
+impl AddJob {
+    /// How the job is to be scheduled.
+    pub(crate) fn take_spec(&mut self) -> JobSpec {
+        let spec = std::mem::take(&mut self.spec);
+        JobSpec {
+            queue_name: spec.queue_name,
+            run_at: spec.run_at,
+            max_attempts: spec.max_attempts,
+            job_key: spec.job_key,
+            job_key_mode: spec.job_key_mode.map(|mode| match mode {
+                KeyMode::Replace => JobKeyMode::Replace,
+                KeyMode::PreserveRunAt => JobKeyMode::PreserveRunAt,
+                KeyMode::UnsafeDedupe => JobKeyMode::UnsafeDedupe,
+            }),
+            priority: spec.priority,
+            flags: spec.flags,
+        }
+    }
+
+    /// Its payload; without one, an empty object.
+    pub(crate) fn take_payload(&mut self) -> Box<RawValue> {
+        let empty = || RawValue::from_string("{}".to_owned()).expect("an empty object is JSON");
+        self.payload.take().unwrap_or_else(empty)
+    }
+}
+
+/// Bytes in, whole lines out.
+#[derive(Default)]
+pub(crate) struct Lines {
+    /// Everything read that has not been given out.
+    buffer: Vec<u8>,
+    /// How much of it is known to hold no end of a line.
+    searched: usize,
+}
+
+impl Lines {
+    /// Where to read more into.
+    pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// What came after the last whole line.
+    pub(crate) fn into_rest(self) -> Vec<u8> {
+        self.buffer
+    }
+
+    /// Calls for each whole line; stops at the first error.
+    pub(crate) fn each<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut start = 0;
+        while let Some(length) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+            let end = self.searched + length;
+            line(&self.buffer[start..end])?;
+            start = end + 1;
+            self.searched = start;
+        }
+        self.buffer.drain(..start);
+        self.searched = self.buffer.len();
+        Ok(())
+    }
+}
+
+/// The failed items of a batch as an answer for each of `count`.
+pub(crate) fn item_results(count: usize, items: Vec<(usize, Problem)>) -> Vec<Result<(), crate::TaskError>> {
+    let mut failed: HashMap<usize, Problem> = items.into_iter().collect();
+    (0..count)
+        .map(|place| match failed.remove(&place) {
+            Some(problem) => Err(crate::TaskError::new(problem.text())),
+            None => Ok(()),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(out: Vec<u8>) -> String {
+        String::from_utf8(out).expect("JSON is UTF-8")
+    }
+
+    #[test]
+    fn a_payload_goes_out_as_it_is_stored_on_one_line() {
+        let payload = RawValue::from_string("{\"a\":  1.50,\n \"b\": \"x\\ny\"}".to_owned()).expect("JSON");
+        let job = Job { payload, ..Job::example(9_007_199_254_740_993) };
+        let mut out = Vec::new();
+        append_run(&mut out, 7, "t", 2, &job, "w");
+        let line = text(out);
+        assert_eq!(line.matches('\n').count(), 1);
+        assert!(line.contains("{\"a\":  1.50,  \"b\": \"x\\ny\"}"), "{line}");
+        assert!(line.contains("\"id\":\"9007199254740993\"") && line.contains("\"locked_by\":\"w\""), "{line}");
+    }
+
+    #[test]
+    fn frames_are_told_apart_by_their_type() {
+        let mut out = Vec::new();
+        append(&mut out, &ToHost::Abort { id: 3, reason: "late" });
+        append(&mut out, &ToHost::Refusal { id: 4, error: Problem::new("no") });
+        assert_eq!(
+            text(out),
+            "{\"type\":\"abort\",\"id\":3,\"reason\":\"late\"}\n{\"type\":\"result\",\"id\":4,\"error\":{\"message\":\"no\"}}\n"
+        );
+    }
+
+    #[test]
+    fn a_frame_of_a_later_version_is_no_error() {
+        let frame: FromHost<'_> = serde_json::from_str(r#"{"type":"confetti","colour":"red"}"#).expect("a frame");
+        assert_eq!(frame.r#type, Kind::Unknown);
+    }
+
+    #[test]
+    fn lines_come_whole_however_they_arrive() {
+        let mut lines = Lines::default();
+        let mut seen = Vec::new();
+        for piece in ["ab", "c\nd\n", "", "ef", "\n\ng"] {
+            lines.buffer().extend_from_slice(piece.as_bytes());
+            let collected = lines.each(|line| {
+                seen.push(text(line.to_vec()));
+                Ok::<(), ()>(())
+            });
+            collected.expect("no errors");
+        }
+        assert_eq!(seen, ["abc", "d", "ef", ""]);
+        assert_eq!(lines.buffer(), b"g");
+    }
+
+    #[test]
+    fn a_job_that_a_host_adds_is_scheduled_as_it_says() {
+        let mut add: AddJob = serde_json::from_str(
+            r#"{"identifier":"t","spec":{"job_key":"k","job_key_mode":"preserve_run_at","run_at":"2030-01-01T00:00:00Z"}}"#,
+        )
+        .expect("parameters");
+        let spec = add.take_spec();
+        assert_eq!((spec.job_key.as_deref(), spec.job_key_mode), (Some("k"), Some(JobKeyMode::PreserveRunAt)));
+        assert_eq!(add.take_payload().get(), "{}");
+        assert!(serde_json::from_str::<AddJob>(r#"{"identifier":"t","spec":{"jobkey":"k"}}"#).is_err());
+    }
+}

@@ -1,0 +1,740 @@
+"""The host for Python: runs task files for the worker that started this process.
+
+It speaks the protocol of docs/host-protocol.md over a socket, and leaves stdin, stdout and stderr to the tasks.
+`async def` tasks run in the event loop, plain ones in threads. Both get the same helpers; in an `async def`, those
+that ask the worker or the database are to be awaited.
+"""
+
+import asyncio
+import contextvars
+import importlib
+import inspect
+import io
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from concurrent.futures import Future
+from datetime import datetime, timezone
+
+PROTOCOL = 1
+LEVELS = ["error", "warning", "info", "debug"]
+
+# The run that the current code belongs to.
+current = contextvars.ContextVar("graphile_worker_run", default=None)
+
+
+def to_json(value):
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+class Host:
+    """The connection to the worker, and everything that came over it."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.loop = None
+        self.transport = None
+        self.hello = {"log_level": "info", "tasks_dir": os.getcwd(), "concurrency": 1}
+        self.tasks = {}
+        self.runs = {}
+        self.calls = {}
+        self.last_call = 0
+        self.queue_names = {}
+        self.threads = Threads(self)
+        self.loads = asyncio.Queue()
+        self.databases = Databases(self)
+        self.background = set()
+        self.measured = (time.monotonic(), time.process_time())
+        self.said = []
+        self.done_ids = []
+        self.flush_is_due = False
+        self.lock = threading.Lock()
+        self.unfinished = []
+        self.ended = asyncio.Event()
+
+    # Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
+    # Threads say things too: everything they touch here is under the lock.
+
+    def say(self, frame):
+        text = to_json(frame)
+        with self.lock:
+            self.said.append(text)
+        self.flush_soon()
+
+    def say_done(self, run_id):
+        with self.lock:
+            self.done_ids.append(run_id)
+        self.flush_soon()
+
+    def flush_soon(self):
+        if not self.flush_is_due:
+            self.flush_is_due = True
+            if threading.get_ident() == self.thread:
+                self.loop.call_soon(self.flush)
+            else:
+                self.loop.call_soon_threadsafe(self.flush)
+
+    def flush(self):
+        self.flush_is_due = False
+        data = self.take_said()
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def take_said(self):
+        # Runs are done after all that was said during them.
+        with self.lock:
+            if self.done_ids:
+                self.said.append('{"type":"done","ids":%s}' % self.done_ids)
+                self.done_ids = []
+            said, self.said = self.said, []
+        return ("\n".join(said) + "\n").encode() if said else b""
+
+    def flush_at_once(self):
+        """For the moment before the process ends."""
+        # Half a frame may be on its way: what we have to say must not get into it.
+        if self.transport is not None and self.transport.get_write_buffer_size() == 0:
+            try:
+                self.connection.setblocking(True)
+                self.connection.settimeout(1)
+                self.connection.sendall(self.take_said())
+            except OSError:
+                pass
+
+    # asyncio's protocol.
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        end = data.rfind(b"\n")
+        if end == -1:
+            self.unfinished.append(data)
+            return
+        self.unfinished.append(data[:end])
+        frames = [json.loads(line) for line in b"".join(self.unfinished).split(b"\n")]
+        self.unfinished = [data[end + 1 :]]
+        # A job that waited behind a long one may be unwanted by now: then it does not begin.
+        unwanted = {frame["id"] for frame in frames if frame["type"] == "abort"}
+        for frame in frames:
+            self.handle(frame, unwanted)
+
+    def eof_received(self):
+        self.ended.set()
+
+    def connection_lost(self, _error):
+        self.ended.set()
+
+    def pause_writing(self):
+        pass
+
+    def resume_writing(self):
+        pass
+
+    def handle(self, frame, unwanted):
+        kind = frame["type"]
+        if kind == "run":
+            if frame["id"] in unwanted:
+                self.fail(frame["id"], RuntimeError("aborted before it began"))
+            else:
+                self.begin(frame)
+        elif kind == "abort":
+            run = self.runs.get(frame["id"])
+            if run is not None:
+                run.abort()
+        elif kind == "result":
+            self.answer(frame)
+        elif kind == "ping":
+            self.say({"type": "pong", "id": frame["id"], "busy": self.busy()})
+        elif kind == "load":
+            # One after the other: should one of them end this process, the worker knows which.
+            self.loads.put_nowait(frame)
+        elif kind == "unload":
+            self.tasks.pop(frame["task"], None)
+        elif kind == "hello":
+            self.hello = frame
+            project = os.path.dirname(os.path.abspath(frame["tasks_dir"]))
+            sys.path[0:0] = [project, os.path.abspath(frame["tasks_dir"])]
+            version = "%d.%d.%d" % sys.version_info[:3]
+            self.say(
+                {"type": "hello", "protocol": PROTOCOL, "language": "python", "version": version, "pid": os.getpid()}
+            )
+        # Anything else is from a later version of the protocol.
+
+    def busy(self):
+        (then, used_then), now = self.measured, (time.monotonic(), time.process_time())
+        self.measured = now
+        return min(1.0, (now[1] - used_then) / max(now[0] - then, 1e-6))
+
+    # Loading task files.
+
+    async def load_files(self):
+        while True:
+            frame = await self.loads.get()
+            # In a thread: a file that takes its time to load must not keep running jobs waiting.
+            await self.loop.run_in_executor(None, self.load, frame)
+
+    def load(self, frame):
+        task, generation = frame["task"], frame["generation"]
+        try:
+            function = load_task(frame["path"], generation, self.hello["tasks_dir"])
+            generations = self.tasks.setdefault(task, {})
+            # The newest but one may still be asked for by jobs that are on their way.
+            for old in sorted(generations)[:-1]:
+                del generations[old]
+            generations[generation] = Task(function)
+            self.say({"type": "loaded", "task": task, "generation": generation})
+        except SystemExit as error:
+            problem = {"message": "it called sys.exit(%r) while it was loaded" % (error.code,)}
+            self.say({"type": "not_loaded", "task": task, "generation": generation, "error": problem})
+        except BaseException as error:
+            self.say({"type": "not_loaded", "task": task, "generation": generation, "error": describe(error)})
+
+    # Running jobs.
+
+    def begin(self, frame):
+        task = self.tasks.get(frame["task"], {}).get(frame["generation"])
+        if task is None:
+            error = RuntimeError("the task %r is not loaded in this host" % frame["task"])
+            self.fail(frame["id"], error)
+        elif task.is_async:
+            run = self.runs[frame["id"]] = AsyncRun(self, frame)
+            self.keep(run.run(task))
+        else:
+            run = self.runs[frame["id"]] = ThreadRun(self, frame)
+            self.threads.run(run, task)
+
+    def keep(self, coroutine):
+        # The event loop holds its tasks only weakly.
+        background = self.loop.create_task(coroutine)
+        self.background.add(background)
+        background.add_done_callback(self.background.discard)
+
+    def finish(self, run_id):
+        self.runs.pop(run_id, None)
+        self.say_done(run_id)
+
+    def fail(self, run_id, error):
+        self.runs.pop(run_id, None)
+        self.say({"type": "failed", "id": run_id, "error": describe(error)})
+
+    def leave(self, exit_of):
+        """A task that exits ends the process, as it would anywhere; the worker says so to the jobs in it."""
+        self.flush_at_once()
+        code = exit_of.code
+        if code is not None and not isinstance(code, int):
+            sys.__stderr__.write("%s\n" % code)
+            sys.__stderr__.flush()
+            code = 1
+        os._exit(code or 0)
+
+    def finish_batch(self, run_id, payload, results):
+        """A task that gets a list may answer for each of its items."""
+        if len(results) != len(payload):
+            text = "the task returned %d results for %d items: taken as done" % (len(results), len(payload))
+            self.log("warning", text)
+            self.finish(run_id)
+            return
+        items = [
+            [place, describe(result)] for place, result in enumerate(results) if isinstance(result, BaseException)
+        ]
+        if not items:
+            self.finish(run_id)
+            return
+        self.runs.pop(run_id, None)
+        self.say({"type": "failed", "id": run_id, "items": items})
+
+    # Asking the worker.
+
+    def call(self, run_id, method, params):
+        future = Future()
+        with self.lock:
+            self.last_call += 1
+            call_id = self.last_call
+            self.calls[call_id] = future
+        self.say({"type": "call", "id": call_id, "run": run_id, "method": method, "params": params})
+        return future
+
+    def answer(self, frame):
+        future = self.calls.pop(frame["id"], None)
+        if future is None:
+            return
+        if frame.get("error"):
+            future.set_exception(RuntimeError(frame["error"]["message"]))
+        else:
+            future.set_result(frame.get("value"))
+
+    def log(self, level, message, meta=None, scope=None):
+        if LEVELS.index(level) > LEVELS.index(self.hello["log_level"]):
+            return
+        frame = {"type": "log", "level": level, "message": str(message)}
+        run = current.get()
+        if run is not None:
+            frame["run"] = run.id
+        if meta is not None:
+            frame["meta"] = meta
+        if scope:
+            frame["scope"] = scope
+        try:
+            self.say(frame)
+        except (TypeError, ValueError):
+            # Circles and odd keys are not JSON.
+            frame.pop("scope", None)
+            self.say({**frame, "meta": repr(meta)})
+
+
+class Task:
+    """A function of a task file."""
+
+    def __init__(self, function):
+        self.function = function
+        self.is_async = is_async(function)
+        self.wants_helpers = accepts_two(function)
+
+    def __call__(self, payload, helpers):
+        return self.function(payload, helpers) if self.wants_helpers else self.function(payload)
+
+
+def is_async(function):
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+
+
+def accepts_two(function):
+    try:
+        inspect.signature(function).bind(None, None)
+        return True
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+
+
+def load_task(path, generation, tasks_dir):
+    """The function `task` of a file, as it is now: neither it nor the files beside it come from a cache."""
+    folder = os.path.abspath(tasks_dir) + os.sep
+    if generation > 1:
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(folder):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+    module = types.ModuleType("graphile_worker_task_%d_%s" % (generation, os.path.basename(path)[:-3]))
+    module.__file__ = path
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    # Some libraries look for the module of a class by its name.
+    sys.modules[module.__name__] = module
+    exec(code, module.__dict__)
+    function = getattr(module, "task", None)
+    if function is None:
+        raise TypeError("%s has no `task`, expected a function: def task(payload, helpers)" % path)
+    if not callable(function):
+        raise TypeError("`task` in %s is of type %s, expected a function" % (path, type(function).__name__))
+    return function
+
+
+class Run:
+    """A job that runs, and what its task gets as helpers."""
+
+    def __init__(self, host, frame):
+        self.id = frame["id"]
+        self._host = host
+        self._raw_job = frame["job"]
+        self._job = None
+        self.logger = Logger(host)
+
+    @property
+    def job(self):
+        if self._job is None:
+            self._job = revive(self._raw_job)
+        return self._job
+
+    def _queue_id(self, given):
+        return self._raw_job["job_queue_id"] if given is None else given
+
+    def _add_job(self, identifier, payload, spec):
+        params = {"identifier": identifier, "payload": {} if payload is None else payload, "spec": spec_of(spec)}
+        return self._host.call(self.id, "add_job", params)
+
+    def _add_jobs(self, jobs, preserve_run_at):
+        params = []
+        for job in jobs:
+            spec = dict(job)
+            identifier, payload = spec.pop("identifier"), spec.pop("payload", None)
+            if spec.get("job_key_mode"):
+                raise ValueError("add_jobs cannot have a job_key_mode of its own for each job: use add_job for that")
+            spec["job_key_mode"] = "preserve_run_at" if preserve_run_at else None
+            params.append(
+                {"identifier": identifier, "payload": {} if payload is None else payload, "spec": spec_of(spec)}
+            )
+        return self._host.call(self.id, "add_jobs", {"jobs": params})
+
+    def _ask_queue_name(self, queue_id):
+        return self._host.call(self.id, "get_queue_name", {"id": queue_id})
+
+
+SPEC = {"queue_name", "run_at", "max_attempts", "job_key", "job_key_mode", "priority", "flags"}
+
+
+def spec_of(spec):
+    unknown = sorted(set(spec) - SPEC)
+    if unknown:
+        raise TypeError("a job has no %s, expected %s" % (", ".join(unknown), ", ".join(sorted(SPEC))))
+    given = {name: value for name, value in spec.items() if value is not None}
+    if isinstance(given.get("run_at"), datetime):
+        # A time without a zone is this machine's.
+        given["run_at"] = given["run_at"].astimezone(timezone.utc).isoformat()
+    return given
+
+
+class Job(dict):
+    """A job: its columns as keys and as attributes."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError("a job has no %s" % name) from None
+
+
+def revive(raw):
+    job = Job(raw)
+    job["id"] = int(raw["id"])
+    for name in ("run_at", "created_at", "updated_at", "locked_at"):
+        if raw[name] is not None:
+            job[name] = time_of(raw[name])
+    return job
+
+
+def time_of(text):
+    # Before Python 3.11, `fromisoformat` wanted exactly six digits and no `Z`.
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat("%s.%s+00:00" % (whole, (fraction + "000000")[:6]))
+
+
+class ThreadRun(Run):
+    """The helpers of a `def`: they return when they are done."""
+
+    def __init__(self, host, frame):
+        super().__init__(host, frame)
+        self.abort_event = threading.Event()
+
+    def abort(self):
+        self.abort_event.set()
+
+    def add_job(self, identifier, payload=None, **spec):
+        return revive(self._add_job(identifier, payload, spec).result())
+
+    def add_jobs(self, jobs, preserve_run_at=False):
+        return [revive(job) for job in self._add_jobs(jobs, preserve_run_at).result()]
+
+    def get_queue_name(self, queue_id=None):
+        queue_id, names = self._queue_id(queue_id), self._host.queue_names
+        if queue_id is not None and queue_id not in names:
+            names[queue_id] = self._ask_queue_name(queue_id).result()
+        return names.get(queue_id)
+
+    def query(self, sql, values=None):
+        return self._host.databases.query(sql, values)
+
+    def with_connection(self, callback):
+        return self._host.databases.with_connection(callback)
+
+    def run(self, task):
+        host, payload = self._host, self._raw_job["payload"]
+        current.set(self)
+        try:
+            result = task(payload, self)
+            if inspect.isawaitable(result):
+                result = asyncio.run_coroutine_threadsafe(awaited(result), host.loop).result()
+            if isinstance(result, list) and isinstance(payload, list):
+                host.finish_batch(self.id, payload, result)
+            else:
+                host.finish(self.id)
+        except SystemExit as error:
+            host.leave(error)
+        except BaseException as error:
+            host.fail(self.id, error)
+        finally:
+            current.set(None)
+
+
+async def awaited(value):
+    return await value
+
+
+class AsyncRun(Run):
+    """The helpers of an `async def`: what takes time is to be awaited."""
+
+    def __init__(self, host, frame):
+        super().__init__(host, frame)
+        self.abort_event = asyncio.Event()
+
+    def abort(self):
+        self.abort_event.set()
+
+    async def add_job(self, identifier, payload=None, **spec):
+        return revive(await asyncio.wrap_future(self._add_job(identifier, payload, spec)))
+
+    async def add_jobs(self, jobs, preserve_run_at=False):
+        return [revive(job) for job in await asyncio.wrap_future(self._add_jobs(jobs, preserve_run_at))]
+
+    async def get_queue_name(self, queue_id=None):
+        queue_id, names = self._queue_id(queue_id), self._host.queue_names
+        if queue_id is not None and queue_id not in names:
+            names[queue_id] = await asyncio.wrap_future(self._ask_queue_name(queue_id))
+        return names.get(queue_id)
+
+    async def query(self, sql, values=None):
+        return await self._host.databases.query_async(sql, values)
+
+    async def with_connection(self, callback):
+        return await self._host.databases.with_connection_async(callback)
+
+    async def run(self, task):
+        host, payload = self._host, self._raw_job["payload"]
+        current.set(self)
+        try:
+            result = await task(payload, self)
+            if isinstance(result, list) and isinstance(payload, list):
+                results = await asyncio.gather(*map(settled, result))
+                host.finish_batch(self.id, payload, results)
+            else:
+                host.finish(self.id)
+        except SystemExit as error:
+            host.leave(error)
+        except BaseException as error:
+            host.fail(self.id, error)
+
+
+async def settled(result):
+    try:
+        return await result if inspect.isawaitable(result) else result
+    except Exception as error:
+        return error
+
+
+def describe(error):
+    """An error as the worker wants it: what it says, then where it happened."""
+    message = str(error) or type(error).__name__
+    own = sys._getframe().f_code.co_filename
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):
+        return {"message": message}
+    lines = traceback.format_exception(type(error), error, trace)
+    return {"message": message, "stack": "".join(lines).rstrip()}
+
+
+class Threads:
+    """Threads for plain functions: as many as there were ever jobs at once."""
+
+    def __init__(self, host):
+        self.host = host
+        self.queue = queue.SimpleQueue()
+        self.idle = 0
+        self.lock = threading.Lock()
+
+    def run(self, run, task):
+        with self.lock:
+            needs_more = self.idle <= self.queue.qsize()
+        self.queue.put((run, task))
+        if needs_more:
+            threading.Thread(target=self.work, name="graphile-worker-task", daemon=True).start()
+
+    def work(self):
+        while True:
+            with self.lock:
+                self.idle += 1
+            run, task = self.queue.get()
+            with self.lock:
+                self.idle -= 1
+            run.run(task)
+            # Nothing is to hold the payload while this thread waits.
+            run = task = None
+
+
+class Logger:
+    """`helpers.logger`."""
+
+    def __init__(self, host, scope=None):
+        self._host = host
+        self._scope = scope
+
+    def error(self, message, meta=None):
+        self._host.log("error", message, meta, self._scope)
+
+    def warning(self, message, meta=None):
+        self._host.log("warning", message, meta, self._scope)
+
+    warn = warning
+
+    def info(self, message, meta=None):
+        self._host.log("info", message, meta, self._scope)
+
+    def debug(self, message, meta=None):
+        self._host.log("debug", message, meta, self._scope)
+
+    def scope(self, **more):
+        return Logger(self._host, {**(self._scope or {}), **more})
+
+
+class Databases:
+    """Connections through the project's own psycopg or asyncpg. Those that are free wait for the next query."""
+
+    def __init__(self, host):
+        self.host = host
+        self.free = queue.SimpleQueue()
+        self.free_async = []
+        self.pool = None
+        self.pool_lock = None
+
+    def missing(self, wanted):
+        return RuntimeError(
+            "helpers.query needs %s, and this Python (%s) has none: install it in the project's environment"
+            % (wanted, sys.executable)
+        )
+
+    def url(self):
+        return self.host.hello.get("database_url") or ""
+
+    # In a `def`: psycopg.
+
+    def with_connection(self, callback):
+        try:
+            psycopg = importlib.import_module("psycopg")
+        except ImportError:
+            raise self.missing("psycopg (or, in an `async def`, asyncpg)") from None
+        try:
+            connection = self.free.get_nowait()
+            if connection.closed:
+                connection = psycopg.connect(self.url(), autocommit=True)
+        except queue.Empty:
+            connection = psycopg.connect(self.url(), autocommit=True)
+        try:
+            result = callback(connection)
+        except BaseException:
+            # A transaction that a failed task left open must not be the next task's.
+            connection.close()
+            raise
+        self.free.put(connection)
+        return result
+
+    def query(self, sql, values=None):
+        def ask(connection):
+            psycopg = importlib.import_module("psycopg")
+            with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+                cursor.execute(sql, values)
+                return cursor.fetchall() if cursor.description else []
+
+        return self.with_connection(ask)
+
+    # In an `async def`: asyncpg, else psycopg's own async connections.
+
+    async def with_connection_async(self, callback):
+        asyncpg, psycopg = optional("asyncpg"), optional("psycopg")
+        if asyncpg is not None:
+            pool = await self.asyncpg_pool(asyncpg)
+            async with pool.acquire() as connection:
+                return await callback(connection)
+        if psycopg is None:
+            raise self.missing("psycopg or asyncpg")
+        connection = self.free_async.pop() if self.free_async else None
+        if connection is None or connection.closed:
+            connection = await psycopg.AsyncConnection.connect(self.url(), autocommit=True)
+        try:
+            result = await callback(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        self.free_async.append(connection)
+        return result
+
+    async def asyncpg_pool(self, asyncpg):
+        self.pool_lock = self.pool_lock or asyncio.Lock()
+        async with self.pool_lock:
+            if self.pool is None:
+                self.pool = await asyncpg.create_pool(self.url(), min_size=0)
+        return self.pool
+
+    async def query_async(self, sql, values=None):
+        async def ask(connection):
+            if optional("asyncpg") is not None:
+                return [dict(row) for row in await connection.fetch(sql, *(values or []))]
+            psycopg = importlib.import_module("psycopg")
+            async with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+                await cursor.execute(sql, values)
+                return await cursor.fetchall() if cursor.description else []
+
+        return await self.with_connection_async(ask)
+
+
+def optional(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+class Printed(io.TextIOBase):
+    """What tasks print goes to the worker's log, with the job they print it for."""
+
+    def __init__(self, host, level):
+        super().__init__()
+        self.host = host
+        self.level = level
+        self.begun = contextvars.ContextVar("graphile_worker_printed_%s" % level, default="")
+
+    def write(self, text):
+        *lines, rest = (self.begun.get() + str(text)).split("\n")
+        self.begun.set(rest)
+        for line in lines:
+            self.host.log(self.level, line)
+        return len(text)
+
+    def writable(self):
+        return True
+
+
+async def main(descriptor):
+    connection = socket.socket(fileno=descriptor)
+    connection.setblocking(False)
+    os.set_inheritable(descriptor, False)
+    host = Host(connection)
+    host.loop = asyncio.get_running_loop()
+    host.thread = threading.get_ident()
+    sys.stdout, sys.stderr = Printed(host, "info"), Printed(host, "warning")
+    host.loop.set_exception_handler(lambda _loop, context: report(host, context))
+    await host.loop.create_connection(lambda: host, sock=connection)
+    host.keep(host.load_files())
+    await host.ended.wait()
+
+
+def report(host, context):
+    error = context.get("exception")
+    described = describe(error) if error is not None else {"message": context["message"]}
+    host.log("error", "an error that nobody waited for: " + described["message"], described.get("stack"))
+
+
+def start():
+    descriptor = int(os.environ.pop("GRAPHILE_WORKER_HOST_FD"))
+    # These are for the worker, which lets jobs finish; some process managers send them to all processes.
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, lambda *_: None)
+    sys.argv = ["graphile-worker"]
+    # Cached code beside the tasks would be taken for the code of a file that was changed within the same second.
+    sys.dont_write_bytecode = True
+    try:
+        asyncio.run(main(descriptor))
+    finally:
+        # A thread may be in the middle of a job: the worker is gone or wants us gone, so nobody waits for it.
+        os._exit(0)
+
+
+start()

@@ -1,0 +1,3 @@
+module.exports = async (payload, { addJob }) => {
+  await addJob("added", payload);
+};

@@ -1,0 +1,3 @@
+module.exports = async () => {
+  throw new Error("boom");
+};

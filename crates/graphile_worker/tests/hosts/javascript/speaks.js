@@ -1,0 +1,1 @@
+module.exports = async (_, { logger }) => logger.info("hello");

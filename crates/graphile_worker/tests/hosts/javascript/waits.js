@@ -1,0 +1,4 @@
+module.exports = async (_, { abortPromise, logger }) => {
+  logger.info("waiting");
+  await abortPromise.catch(() => {});
+};

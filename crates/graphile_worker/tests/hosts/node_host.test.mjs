@@ -1,0 +1,226 @@
+// The host for JavaScript, spoken to as a worker would: `node --test`.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { createInterface } from "node:readline";
+import { test } from "node:test";
+
+const SCRIPT = fs.readFileSync(new URL("../../src/tasks_dir/host/node.cjs", import.meta.url), "utf8");
+
+/** A host with these files as its tasks. */
+async function start(t, files) {
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "graphile-worker-node-host-"));
+  const child = spawn(process.execPath, ["--eval", SCRIPT], {
+    env: { ...process.env, GRAPHILE_WORKER_HOST_FD: "3", NODE_TEST_CONTEXT: undefined },
+    stdio: ["ignore", "pipe", "pipe", "pipe"],
+  });
+  t.after(() => {
+    child.kill("SIGKILL");
+    fs.rmSync(folder, { recursive: true });
+  });
+  const socket = child.stdio[3];
+  const heard = [];
+  let changed = () => {};
+  createInterface({ input: socket }).on("line", (line) => {
+    heard.push(JSON.parse(line));
+    changed();
+  });
+  const host = {
+    folder,
+    child,
+    socket,
+    exited: new Promise((resolve) => child.on("exit", (code, signal) => resolve({ code, signal }))),
+    say: (...frames) => socket.write(frames.map((frame) => JSON.stringify(frame) + "\n").join("")),
+    /** The first frame that fits, taken out of those that came. */
+    async hear(fits) {
+      for (;;) {
+        const place = heard.findIndex((frame) => Object.entries(fits).every(([key, value]) => frame[key] === value));
+        if (place !== -1) return heard.splice(place, 1)[0];
+        await new Promise((resolve) => (changed = resolve));
+      }
+    },
+    async load(task, file, text, generation = 1) {
+      const full = path.join(folder, file);
+      fs.writeFileSync(full, text);
+      host.say({ type: "load", task, path: full, generation });
+      for (;;) {
+        const place = heard.findIndex((frame) => /loaded$/.test(frame.type) && frame.task === task);
+        if (place !== -1) return heard.splice(place, 1)[0];
+        await new Promise((resolve) => (changed = resolve));
+      }
+    },
+    run: (id, task, payload, generation = 1) => host.say({ type: "run", id, task, generation, job: job(payload) }),
+  };
+  host.say({ type: "hello", protocol: 1, tasks_dir: folder, log_level: "debug", database_url: "" });
+  const hello = await host.hear({ type: "hello" });
+  assert.deepEqual([hello.protocol, hello.language, hello.version], [1, "javascript", process.version]);
+  for (const [file, text] of Object.entries(files)) {
+    const loaded = await host.load(path.parse(file).name, file, text);
+    assert.equal(loaded.type, "loaded", JSON.stringify(loaded));
+  }
+  return host;
+}
+
+function job(payload) {
+  const time = "2030-01-02T03:04:05.678901Z";
+  return { id: "1", payload, job_queue_id: null, run_at: time, created_at: time, updated_at: time, locked_at: null };
+}
+
+test("jobs that end at the same moment are reported in one frame", async (t) => {
+  const host = await start(t, { "nothing.js": "module.exports = async () => {};" });
+  host.say(...[1, 2, 3].map((id) => ({ type: "run", id, task: "nothing", generation: 1, job: job({}) })));
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1, 2, 3]);
+});
+
+test("a frame may come in pieces, characters torn apart", async (t) => {
+  const host = await start(t, { "echo.js": "module.exports = ({ text }, { logger }) => logger.info(text);" });
+  const bytes = Buffer.from(JSON.stringify({ type: "run", id: 1, task: "echo", generation: 1, job: job({ text: "zażółć 🦀" }) }) + "\n");
+  for (const byte of bytes) {
+    host.socket.write(Buffer.from([byte]));
+    await new Promise(setImmediate);
+  }
+  assert.equal((await host.hear({ type: "log" })).message, "zażółć 🦀");
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1]);
+});
+
+test("a task that is not loaded, or was unloaded, fails its job", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = () => {};" });
+  host.run(1, "other", {});
+  assert.match((await host.hear({ type: "failed", id: 1 })).error.message, /"other" is not loaded/);
+  host.say({ type: "unload", task: "t" });
+  host.run(2, "t", {});
+  await host.hear({ type: "failed", id: 2 });
+});
+
+test("versions live side by side, and only the newest two stay", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = (_, { logger }) => logger.info('1');" });
+  for (const generation of [2, 3]) {
+    await host.load("t", "t.js", `module.exports = (_, { logger }) => logger.info('${generation}');`, generation);
+  }
+  host.run(1, "t", {}, 2);
+  assert.equal((await host.hear({ type: "log" })).message, "2");
+  host.run(2, "t", {}, 3);
+  assert.equal((await host.hear({ type: "log" })).message, "3");
+  host.run(3, "t", {}, 1);
+  await host.hear({ type: "failed", id: 3 });
+});
+
+test("a module is loaded anew, and keeps its old version where it does not load", async (t) => {
+  const host = await start(t, { "t.mjs": "export default (_, { logger }) => logger.info('old');" });
+  const broken = await host.load("t", "t.mjs", "export default (", 2);
+  assert.equal(broken.type, "not_loaded");
+  host.run(1, "t", {}, 1);
+  assert.equal((await host.hear({ type: "log" })).message, "old");
+  await host.load("t", "t.mjs", "export default (_, { logger }) => logger.info('new');", 3);
+  host.run(2, "t", {}, 3);
+  assert.equal((await host.hear({ type: "log" })).message, "new");
+});
+
+test("what compilers make of a default export is understood", async (t) => {
+  const host = await start(t, {
+    "a.cjs": "Object.defineProperty(exports, '__esModule', { value: true }); exports.default = () => {};",
+    "b.cjs": "exports.default = { __esModule: true, default: () => {} };",
+  });
+  host.run(1, "a", {});
+  host.run(2, "b", {});
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1, 2]);
+});
+
+test("files that are no task are refused with what they are", async (t) => {
+  const host = await start(t, {});
+  assert.match((await host.load("a", "a.js", "module.exports = { a: 1 };")).error.message, /type object, expected a function/);
+  assert.match((await host.load("b", "b.js", "throw new Error('not today');")).error.message, /not today/);
+});
+
+test("an abort reaches the signal and the promise, whenever they are asked for", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = async (_, helpers) => {
+      const early = helpers.abortSignal;
+      await new Promise((resolve) => early.addEventListener("abort", resolve));
+      const late = await helpers.abortPromise.catch((error) => error.name);
+      throw new Error([early.aborted, late].join());
+    };`,
+  });
+  host.run(7, "t", {});
+  host.say({ type: "ping", id: 1 });
+  await host.hear({ type: "pong" });
+  host.say({ type: "abort", id: 7, reason: "enough" });
+  assert.equal((await host.hear({ type: "failed", id: 7 })).error.message, "true,AbortError");
+});
+
+test("a job that is aborted before it began does not begin", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = (_, { logger }) => logger.info('began');" });
+  host.say({ type: "run", id: 1, task: "t", generation: 1, job: job({}) }, { type: "abort", id: 1, reason: "late" });
+  assert.match((await host.hear({ type: "failed", id: 1 })).error.message, /before it began/);
+});
+
+test("times are dates, and helpers survive being copied", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = (_, helpers) => {
+      const { job } = { ...helpers };
+      throw new Error([job.run_at instanceof Date, job.run_at.toISOString(), job.locked_at].join());
+    };`,
+  });
+  host.run(1, "t", {});
+  assert.equal((await host.hear({ type: "failed" })).error.message, "true,2030-01-02T03:04:05.678Z,");
+});
+
+test("an answer of the worker that is an error is thrown", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = (_, { addJob }) => addJob('x', undefined, { jobKey: '', priority: 0 });" });
+  host.run(1, "t", {});
+  const call = await host.hear({ type: "call" });
+  assert.deepEqual([call.method, call.run, call.params], ["add_job", 1, { identifier: "x", payload: {}, spec: {} }]);
+  host.say({ type: "result", id: call.id, error: { message: "no room" } });
+  assert.equal((await host.hear({ type: "failed" })).error.message, "no room");
+});
+
+test("what was said before the process exits arrives", async (t) => {
+  const host = await start(t, {
+    "fine.js": "module.exports = () => {};",
+    "exits.js": "module.exports = () => { console.log('bye'); process.exit(4); };",
+  });
+  host.say(...["fine", "exits"].map((task, id) => ({ type: "run", id: id + 1, task, generation: 1, job: job({}) })));
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1]);
+  assert.equal((await host.hear({ type: "log" })).message, "bye");
+  assert.deepEqual(await host.exited, { code: 4, signal: null });
+});
+
+test("an error that nobody caught is told before the process ends", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = () => new Promise(() => setTimeout(() => { throw new Error('lost'); }));" });
+  host.run(1, "t", {});
+  assert.match((await host.hear({ type: "fatal" })).error.message, /^uncaught error: lost/);
+  assert.equal((await host.exited).code, 1);
+});
+
+test("the host ignores signals that are the worker's, and ends when the socket is closed", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = () => {};" });
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) host.child.kill(signal);
+  host.run(1, "t", {});
+  await host.hear({ type: "done" });
+  host.socket.end();
+  assert.deepEqual(await host.exited, { code: 0, signal: null });
+});
+
+test("a fork and a worker thread of a task start as if the host were not there", async (t) => {
+  const host = await start(t, {
+    "t.js": `const { fork } = require("node:child_process");
+      const { Worker } = require("node:worker_threads");
+      module.exports = async (_, { logger }) => {
+        const child = fork(__dirname + "/child.cjs");
+        logger.info(await new Promise((resolve) => child.on("message", resolve)));
+        const worker = new Worker(__dirname + "/child.cjs");
+        logger.info(await new Promise((resolve) => worker.on("message", resolve)));
+      };`,
+  });
+  fs.writeFileSync(
+    path.join(host.folder, "child.cjs"),
+    `const say = process.send ? (m) => process.send(m) : (m) => require("node:worker_threads").parentPort.postMessage(m);
+     say(String(process.env.GRAPHILE_WORKER_HOST_FD) + (process.send ? " child" : " thread"));`,
+  );
+  host.run(1, "t", {});
+  assert.equal((await host.hear({ type: "log" })).message, "undefined child");
+  assert.equal((await host.hear({ type: "log" })).message, "undefined thread");
+});

@@ -1,0 +1,2 @@
+async def task(payload, helpers):
+    await helpers.add_job("added", payload)

@@ -1,0 +1,1 @@
+def task(payload, helpers

@@ -1,0 +1,3 @@
+def task(payload, helpers):
+    helpers.logger.info("waiting")
+    helpers.abort_event.wait()

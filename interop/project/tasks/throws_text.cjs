@@ -1,0 +1,3 @@
+module.exports = async () => {
+  throw "only text";
+};
