@@ -13,8 +13,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// One after the other, again and again.
-const STREAM: [&str; 6] = [
-    r#"add_job('send_email', '{"to": "user@example.com"}')"#,
+const STREAM: [&str; 7] = [
+    r#"add_job('welcome', '{"name": "you", "email": "user@example.com"}')"#,
+    r#"add_job('count', '{"text": "as many letters as there are"}')"#,
     r#"add_job('accounts/sync', queue_name := 'account:7')"#,
     r#"add_job('accounts/sync', queue_name := 'account:7')"#,
     r#"add_job('flaky')"#,

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 /// A job queue on the PostgreSQL you already have.
 ///
-/// Without a command it runs jobs: those of the executables in the folder `tasks`, and what the file `crontab` says.
+/// Without a command it runs jobs: those of the files in the folder `tasks`, in JavaScript, TypeScript, Python or whatever is
+/// executable, and what the file `crontab` says.
 #[derive(Debug, Parser)]
 #[command(name = "graphile-worker", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -31,8 +32,8 @@ pub(crate) struct Arguments {
 
 const AFTER_HELP: &str = "\
 The database is that of -c; else of DATABASE_URL; else of PGDATABASE with PGHOST, PGPORT, PGUSER, PGPASSWORD and their \
-like; else of the configuration file. Others on this machine can read a command line (`ps`): keep passwords in \
-DATABASE_URL, PGPASSWORD, ~/.pgpass or the configuration file.
+like; else of the configuration file. A password behind -c leaves the command line as soon as the program has started, but \
+shells remember it: better keep it in DATABASE_URL, PGPASSWORD, ~/.pgpass or the configuration file.
 
 Exit codes: 0 done (also after a clean stop by a signal), 1 failed, 2 wrong usage, 57 left because a newer release takes over \
 the schema, 128 + n ended at once by a signal n.";
@@ -86,6 +87,14 @@ pub(crate) struct RunArguments {
     /// The folder of tasks [default: tasks]
     #[arg(long, value_name = "DIR", env = "GRAPHILE_WORKER_TASKS", hide_env_values = true)]
     pub(crate) tasks: Option<PathBuf>,
+
+    /// The Node that runs tasks in JavaScript and TypeScript [default: `node` on the PATH]
+    #[arg(long, value_name = "PROGRAM", env = "GRAPHILE_WORKER_NODE", hide_env_values = true)]
+    pub(crate) node: Option<PathBuf>,
+
+    /// The Python that runs tasks in Python [default: that of the virtual environment, else `python3` on the PATH]
+    #[arg(long, value_name = "PROGRAM", env = "GRAPHILE_WORKER_PYTHON", hide_env_values = true)]
+    pub(crate) python: Option<PathBuf>,
 
     /// The crontab [default: the file `crontab`, if there is one]
     #[arg(long, value_name = "FILE", env = "GRAPHILE_WORKER_CRONTAB", hide_env_values = true)]

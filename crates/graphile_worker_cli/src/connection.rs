@@ -4,6 +4,7 @@
 use crate::failure::{Failure, explain};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, PgConnection, PgPool};
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 /// A server that does not answer at all is reported, not waited for.
@@ -79,6 +80,46 @@ impl Database {
     }
 }
 
+/// A password on the command line can be read by everybody on the machine. Where there is one, the program becomes itself
+/// again with the connection string in its environment; returns where there is nothing to hide.
+pub(crate) fn keep_out_of_sight(connection: &str) -> Result<(), Failure> {
+    if !has_password(connection) {
+        return Ok(());
+    }
+    let arguments: Option<Vec<String>> =
+        std::env::args_os().skip(1).map(|argument| argument.into_string().ok()).collect();
+    let Some(arguments) = arguments else { return Ok(()) };
+    let program = std::env::current_exe().map_err(|error| format!("could not find this program: {error}"))?;
+    let mut command = std::process::Command::new(program);
+    command.args(without(arguments, connection)).env("DATABASE_URL", connection);
+    Err(Failure::because(format!("could not start this program again: {}", command.exec())))
+}
+
+fn has_password(connection: &str) -> bool {
+    let Some((_, rest)) = connection.split_once("://") else { return false };
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let in_authority = authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'));
+    in_authority || connection.contains("password=")
+}
+
+/// The arguments without `-c` and what is behind it, however they are written.
+fn without(arguments: Vec<String>, connection: &str) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::new();
+    for argument in arguments {
+        let Some(flags) = argument.strip_suffix(connection) else {
+            kept.push(argument);
+            continue;
+        };
+        let flags = if flags.is_empty() { kept.pop().unwrap_or_default() } else { flags.to_owned() };
+        // `-wc URL` is `-w -c URL`.
+        let others = flags.trim_end_matches('=').trim_end_matches('c');
+        if !flags.starts_with("--") && others.len() > 1 {
+            kept.push(others.to_owned());
+        }
+    }
+    kept
+}
+
 /// A URL, or as in Node the bare name of a database. The parser's own message may quote the password, so ours says
 /// nothing of what it found.
 fn parse(place: &str, text: &str) -> Result<PgConnectOptions, Failure> {
@@ -108,6 +149,31 @@ fn wants_ssl(url: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_leaves_the_command_line_with_its_flag_and_nothing_else() {
+        let url = "postgres://u:p@h/d";
+        for (arguments, kept) in [
+            (&["-c", url, "--once"][..], &["--once"][..]),
+            (&["--once", "--connection", url], &["--once"]),
+            (&["--connection=postgres://u:p@h/d", "list"], &["list"]),
+            (&["-cpostgres://u:p@h/d", "-j", "4"], &["-j", "4"]),
+            (&["-c=postgres://u:p@h/d"], &[]),
+            (&["-wc", url], &["-w"]),
+        ] {
+            let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            assert_eq!(without(arguments, url), kept);
+        }
+        for (text, has) in [
+            (url, true),
+            ("postgres://u@h:5432/d", false),
+            ("postgres://h/d?user=u&password=p", true),
+            ("postgres://h:5432/d", false),
+            ("my_db", false),
+        ] {
+            assert_eq!(has_password(text), has, "{text}");
+        }
+    }
 
     #[test]
     fn a_bare_name_is_a_database() {

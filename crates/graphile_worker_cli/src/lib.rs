@@ -75,6 +75,9 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
         Read::Words(words) => return output::print(&words),
     };
     let Arguments { global, run, tidy, command } = arguments;
+    if let Some(connection) = &global.connection {
+        connection::keep_out_of_sight(connection)?;
+    }
     let file = ConfigFile::read(global.config.as_deref())?;
     let only_tidies = tidy.schema_only || tidy.cleanup.is_some();
     let runs_jobs = matches!(command, None | Some(Command::Dev(_))) && !only_tidies;

@@ -6,7 +6,9 @@ use crate::failure::Failure;
 use crate::output::print_line;
 use crate::settings::RunSettings;
 use crate::signals::Signals;
-use graphile_worker::{CleanupTask, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils, parse_crontab};
+use graphile_worker::{
+    CleanupTask, HostOptions, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils, parse_crontab,
+};
 use std::io::ErrorKind;
 use tracing::info;
 
@@ -90,6 +92,16 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
     if settings.watch {
         options = options.watch(true);
     }
+    if settings.node.is_some() || settings.python.is_some() {
+        let mut hosts = HostOptions::default();
+        if let Some(node) = &settings.node {
+            hosts = hosts.node(node);
+        }
+        if let Some(python) = &settings.python {
+            hosts = hosts.python(python);
+        }
+        options = options.host_options(hosts);
+    }
     options = with_tasks(options, settings, application.has_own_tasks)?;
     with_crontab(options, settings, application.has_own_tasks)
 }
@@ -103,8 +115,7 @@ fn with_tasks(options: WorkerOptions, settings: &RunSettings, optional: bool) ->
         }
         Err(_) if optional && settings.tasks.is_usual() => Ok(options),
         Err(_) => Err(Failure::because(format!(
-            "there is no folder {} to find tasks in: make it and put an executable into it for each task, or name \
-             another with --tasks DIR",
+            "there is no folder {} to find tasks in: make it and put a file into it for each task, or name another with --tasks DIR",
             folder.display()
         ))),
         Ok(_) => Ok(options.tasks_dir(folder)),

@@ -16,6 +16,8 @@ pub(crate) struct ConfigFile {
     pub(crate) schema: Option<String>,
     pub(crate) log_format: Option<LogFormat>,
     tasks: Option<PathBuf>,
+    node: Option<PathBuf>,
+    python: Option<PathBuf>,
     crontab: Option<PathBuf>,
     watch: Option<bool>,
     jobs: Option<usize>,
@@ -39,6 +41,12 @@ impl ConfigFile {
         for relative in [&mut file.tasks, &mut file.crontab].into_iter().flatten() {
             *relative = folder.join(&relative);
         }
+        // The bare name of a program is looked for on the PATH.
+        for program in [&mut file.node, &mut file.python].into_iter().flatten() {
+            if program.components().count() > 1 {
+                *program = folder.join(&program);
+            }
+        }
         Ok(file)
     }
 
@@ -60,6 +68,8 @@ pub(crate) struct RunSettings {
     pub(crate) tasks: Named,
     /// The crontab, and whether somebody named it.
     pub(crate) crontab: Named,
+    pub(crate) node: Option<PathBuf>,
+    pub(crate) python: Option<PathBuf>,
     pub(crate) once: bool,
     pub(crate) watch: bool,
     pub(crate) jobs: Option<usize>,
@@ -111,6 +121,8 @@ impl RunSettings {
         Ok(RunSettings {
             tasks: Named::or_usual(flags.tasks.or(file.tasks), "tasks"),
             crontab: Named::or_usual(flags.crontab.or(file.crontab), "crontab"),
+            node: flags.node.or(file.node),
+            python: flags.python.or(file.python),
             once: flags.once,
             watch: flags.watch || file.watch.unwrap_or(false),
             jobs,

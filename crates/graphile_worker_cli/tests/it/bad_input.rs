@@ -223,7 +223,9 @@ fn help_version_completions_and_the_manual_need_no_database() {
         "--config",
         "[default: 10]",
         "[default: 2000]",
-        "keep passwords in",
+        "--node",
+        "--python",
+        "better keep it in DATABASE_URL",
     ] {
         assert!(help.contains(flag), "{flag} is not in:\n{help}");
     }

@@ -10,6 +10,8 @@ fn the_demo_shows_successes_failures_retries_and_a_crontab_and_ends_by_itself() 
     assert_eq!(output.status.code(), Some(0), "{text}");
     for part in [
         "sending to user@example.com",
+        "welcoming you",
+        "28 letters",
         "has the account for itself",
         "WARN: the service is not available",
         "worked at attempt 2",

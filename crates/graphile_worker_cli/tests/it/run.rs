@@ -319,14 +319,17 @@ async fn no_password_is_on_a_command_line_or_in_the_log() {
     run_sql(&database, &format!("create role \"{role}\" superuser login password 'secret-word'")).await;
     folder.script("tasks/look", "#!/bin/sh\nps -ef | grep -v grep | grep -c secret-word\necho looked\n");
     let url = format!("postgres://{role}:secret-word@{}/{}", crate::support::server(&database), database.name());
-    run_sql(&database, &add_job("look")).await;
-    let mut command = folder.graphile_worker(&["--once"]);
-    command.env("DATABASE_URL", &url).env("RUST_LOG", "trace");
-    let output = command.output().unwrap();
-    let (stdout, stderr) = texts(&output);
-    assert!(stderr.contains("INFO: looked"), "{stderr}");
-    assert!(!stdout.contains("secret-word") && !stderr.contains("secret-word"), "{stderr}");
-    assert!(stderr.contains("look{1})] INFO: 0"), "{stderr}");
+    let mut by_environment = folder.graphile_worker(&["--once"]);
+    by_environment.env("DATABASE_URL", &url);
+    let by_flag = folder.graphile_worker(&["-c", &url, "--once"]);
+    for (id, mut command) in (1..).zip([by_environment, by_flag]) {
+        run_sql(&database, &add_job("look")).await;
+        let output = command.env("RUST_LOG", "trace").output().unwrap();
+        let (stdout, stderr) = texts(&output);
+        assert!(stderr.contains("INFO: looked"), "{stderr}");
+        assert!(!stdout.contains("secret-word") && !stderr.contains("secret-word"), "{stderr}");
+        assert!(stderr.contains(&format!("look{{{id}}})] INFO: 0")), "{stderr}");
+    }
     let mut connection = sqlx::PgConnection::connect_with(&database.options()).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
         "reassign owned by \"{role}\" to postgres; drop owned by \"{role}\"; drop role \"{role}\""
@@ -354,4 +357,36 @@ async fn as_process_1_of_a_container_it_hears_signals() {
     assert!(Command::new("kill").args(["-TERM", inside.trim()]).status().unwrap().success());
     worker.line(&["INFO: asked to stop (signal: SIGTERM)"]);
     assert_eq!(worker.end().0, Some(0));
+}
+
+#[tokio::test]
+async fn files_in_javascript_and_python_are_tasks_beside_executables() {
+    let (database, folder) = (installed_database().await, greeting_folder());
+    folder
+        .write("tasks/js.js", "module.exports = async ({ name }, { logger }) => logger.info(`JavaScript: ${name}`);\n");
+    folder.write("tasks/py.py", "def task(payload, helpers):\n    print('Python:', payload['name'])\n");
+    for task in ["js", "py", "greet"] {
+        run_sql(&database, &add_job(task)).await;
+    }
+    let (_, log) =
+        texts(&on(&database, &folder, &["--once", "--node", "node", "--python", "python3"]).output().unwrap());
+    for line in ["js{1})] INFO: JavaScript: world", "py{2})] INFO: Python: world", "greet{3})] INFO: {\"payload\""] {
+        assert!(log.contains(line), "{line} is not in:\n{log}");
+    }
+    assert_eq!(value(&database, JOBS_LEFT).await, json!(0));
+}
+
+#[tokio::test]
+async fn it_leaves_with_a_code_of_its_own_when_a_newer_release_takes_over_the_schema() {
+    let (database, folder) = (installed_database().await, greeting_folder());
+    let mut worker = Running::start(on(&database, &folder, &[]));
+    worker.line(&["INFO: connected and looking for jobs"]);
+    run_sql(&database, &add_job("greet")).await;
+    worker.line(&["greet{1})] INFO: job completed"]);
+    run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (21, true)").await;
+    // Whenever it listens: it may not yet.
+    let leave = "select pg_notify('worker:migrate', '{\"migrationNumber\":21,\"breaking\":true}')";
+    run_sql(&database, leave).await;
+    worker.line(&["WARN: the schema moves on: leaving", "the breaking migration 21"]);
+    assert_eq!(worker.end().0, Some(57));
 }
