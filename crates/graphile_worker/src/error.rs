@@ -255,7 +255,11 @@ impl Error {
         let mut text = self.to_string();
         let mut source = std::error::Error::source(self);
         while let Some(error) = source {
-            text = format!("{text}: {error}");
+            // Some errors already print what they wrap.
+            let said = error.to_string();
+            if !text.ends_with(&said) {
+                text = format!("{text}: {said}");
+            }
             source = error.source();
         }
         text

@@ -1,7 +1,9 @@
 //! Which database: found in the flags, the environment or the configuration file, reached within a time limit.
 //! No message from here, and no log line, has a password in it.
 
+use crate::dev;
 use crate::failure::{Failure, explain};
+use graphile_worker_devdb::Cluster;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions, PgConnection, PgPool};
 use std::os::unix::process::CommandExt;
@@ -9,6 +11,8 @@ use std::time::Duration;
 
 /// A server that does not answer at all is reported, not waited for.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+const BEHIND_C: &str = "the connection string behind -c";
 
 /// The database that a command works on, and the schema in it. Nothing is connected yet.
 #[derive(Debug, Clone)]
@@ -18,7 +22,8 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// The flag wins over the environment, the environment over the file, the file over what the application says.
+    /// The flag wins over the environment, the environment over the file, the file over what the application says, and that
+    /// over a `dev` that runs in the current folder.
     pub(crate) fn find(
         flag: Option<&str>,
         file: Option<&str>,
@@ -28,14 +33,19 @@ impl Database {
         let from_environment = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
         let has_pg_variables = std::env::var_os("PGDATABASE").is_some_and(|name| !name.is_empty());
         let options = match (flag, from_environment, file) {
-            (Some(text), _, _) => parse("the connection string behind -c", text)?,
+            (Some(text), _, _) => parse(BEHIND_C, text)?,
             (None, Some(text), _) => parse("DATABASE_URL", &text)?,
             (None, None, _) if has_pg_variables => PgConnectOptions::new(),
             (None, None, Some(text)) => parse("the connection of the configuration file", text)?,
-            (None, None, None) => application.ok_or_else(|| {
-                let message = "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like";
-                Failure::Usage(message.to_owned())
-            })?,
+            (None, None, None) => match (application, Cluster::url_if_running(dev::FOLDER, "postgres")) {
+                (Some(options), _) => options,
+                // `dev` runs in this folder.
+                (None, Some(url)) => parse("the connection of `dev`", &url)?,
+                (None, None) => {
+                    let message = "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like";
+                    return Err(Failure::Usage(message.to_owned()));
+                }
+            },
         };
         Ok(Database::new(options, schema))
     }
@@ -83,6 +93,7 @@ impl Database {
 /// A password on the command line can be read by everybody on the machine. Where there is one, the program becomes itself
 /// again with the connection string in its environment; returns where there is nothing to hide.
 pub(crate) fn keep_out_of_sight(connection: &str) -> Result<(), Failure> {
+    parse(BEHIND_C, connection)?;
     if !has_password(connection) {
         return Ok(());
     }

@@ -12,7 +12,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-const FOLDER: &str = ".graphile-worker";
+/// Where its PostgreSQL is.
+pub(crate) const FOLDER: &str = ".graphile-worker";
 
 /// Runs jobs on a database of our own until told to stop, and stops that, too.
 pub(crate) async fn dev(

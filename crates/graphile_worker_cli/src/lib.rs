@@ -75,7 +75,9 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
         Read::Words(words) => return output::print(&words),
     };
     let Arguments { global, run, tidy, command } = arguments;
-    if let Some(connection) = &global.connection {
+    if let Some(connection) = &global.connection
+        && !matches!(command, Some(Command::Dev(_)))
+    {
         connection::keep_out_of_sight(connection)?;
     }
     let file = ConfigFile::read(global.config.as_deref())?;

@@ -136,7 +136,8 @@ fn with_crontab(options: WorkerOptions, settings: &RunSettings, optional: bool) 
         Err(error) => Err(cannot(format!("read: {error}"))),
         Ok(text) => {
             parse_crontab(&text).map_err(|mistakes| cannot(format!("used:\n{mistakes}")))?;
-            Ok(options.crontab_file(path))
+            // The usual one may also go away.
+            Ok(if settings.crontab.is_usual() { options.crontab_file_if_any(path) } else { options.crontab_file(path) })
         }
     }
 }

@@ -6,6 +6,7 @@
 //! users/        a file for each handle that is open, named after its process
 //! watchdog      held (flock) by the watchdog for as long as it runs
 //! password      of the superuser, for connections over TCP
+//! port          on which the server ran last, and runs again if nobody else has taken it
 //! server.log
 //! server/       belongs to the user the server runs as: data/, and the socket where the path is short
 //! ```
@@ -123,6 +124,16 @@ impl Cluster {
     /// interface and on a unix socket that only its owner can reach.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Cluster, Error> {
         ClusterOptions::new(folder).open()
+    }
+
+    /// The URL of a database of the cluster in this folder, if its server runs. Starts nothing, and does not keep it running.
+    pub fn url_if_running(folder: impl AsRef<Path>, database: &str) -> Option<String> {
+        let folder = folder.as_ref();
+        let port: u16 = fs::read_to_string(folder.join("port")).ok()?.trim().parse().ok()?;
+        let password = fs::read_to_string(folder.join("password")).ok()?;
+        let address = std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+        Some(format!("postgres://postgres:{password}@127.0.0.1:{port}/{database}"))
     }
 
     /// The cluster that all test processes of this user share, in the system's folder for temporary
@@ -369,18 +380,34 @@ impl Folder {
     /// then it exits, and we look again.
     fn start_server(&self, options: &ClusterOptions) -> Result<u16, Error> {
         let mut attempts_left = 5;
+        let mut port = self.usual_port();
         loop {
             attempts_left -= 1;
-            match self.try_start_server(options) {
+            let port = match port.take() {
+                Some(port) => port,
+                None => free_port()?,
+            };
+            match self.try_start_server(port, options) {
+                Ok(()) => {
+                    fs::write(self.path.join("port"), port.to_string()).doing(|| "note the port".to_owned())?;
+                    return Ok(port);
+                }
                 Err(Error::Program { output, .. })
                     if attempts_left > 0 && output.contains("Address already in use") => {}
-                result => return result,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    fn try_start_server(&self, options: &ClusterOptions) -> Result<u16, Error> {
-        let port = free_port()?;
+    /// The port of the last time, if it is free: whoever has written it down finds the server again.
+    fn usual_port(&self) -> Option<u16> {
+        let port = fs::read_to_string(self.path.join("port")).ok()?.trim().parse().ok()?;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok().map(|_| port)
+    }
+
+    fn try_start_server(&self, port: u16, options: &ClusterOptions) -> Result<(), Error> {
+        // That of a server which was killed looks as if this one were ready.
+        let _ = fs::remove_file(self.data().join("postmaster.pid"));
         let log_path = self.path.join("server.log");
         let log = File::create(&log_path).doing(|| format!("make {}", log_path.display()))?;
         let log_again = log.try_clone().doing(|| "share the log".to_owned())?;
@@ -403,7 +430,7 @@ impl Folder {
         loop {
             if self.postmaster_file() == Some((port, true)) {
                 reap(child);
-                return Ok(port);
+                return Ok(());
             }
             let exited = child.try_wait().doing(|| "watch postgres".to_owned())?.is_some();
             if exited || Instant::now() > patience {

@@ -306,3 +306,15 @@ async fn a_database_keeps_its_server_running() {
     assert_eq!(users, 1, "the watchdog still has somebody to wait for");
     assert!(PgConnection::connect_with(&database.options()).await.is_ok());
 }
+
+#[test]
+fn a_server_comes_back_on_its_port_and_can_be_found_only_while_it_runs() {
+    let folder = Folder::new("port");
+    assert_eq!(Cluster::url_if_running(&folder.0, "postgres"), None);
+    let cluster = folder.open();
+    let url = cluster.url("postgres");
+    assert_eq!(Cluster::url_if_running(&folder.0, "postgres"), Some(url.clone()));
+    cluster.stop().unwrap();
+    assert_eq!(Cluster::url_if_running(&folder.0, "postgres"), None);
+    assert_eq!(folder.open().url("postgres"), url);
+}

@@ -603,12 +603,17 @@ pub(super) async fn unlock(asked: Unlock, database: &Database) -> Result<(), Fai
         let found = known.iter().find(|worker| worker.worker_id == worker_id);
         let (jobs, queues) = found.map_or((0, 0), |worker| (worker.jobs, worker.queues));
         let is_alive = found.is_some_and(|worker| worker.state == WorkerState::Alive);
+        let is_connected = found.is_some_and(|worker| worker.is_connected);
         let worker = Worker { worker_id, jobs, queues };
         if jobs + queues == 0 {
             not_done.push(NotDone { what: worker, reason: "holds nothing".to_owned() });
         } else if is_alive && !asked.force {
-            let reason = "lives, and its jobs would run twice: stop it, or use --force".to_owned();
-            not_done.push(NotDone { what: worker, reason });
+            let reason = if is_connected {
+                "lives, and its jobs would run twice: stop it, or use --force"
+            } else {
+                "was heard of lately, though no connection of it is to be seen: if it is dead, use --force"
+            };
+            not_done.push(NotDone { what: worker, reason: reason.to_owned() });
         } else {
             done.push(worker);
         }

@@ -391,14 +391,19 @@ pub(super) fn workers_table(workers: &[WorkerSummary], now: DateTime<Utc>) -> Ta
     ]);
     let ago = |time: Option<DateTime<Utc>>| time.map(|time| away(time, now)).unwrap_or_default();
     for worker in workers {
+        let state = match worker.state {
+            WorkerState::Alive if !worker.is_connected => "alive, but without a connection",
+            state => state.as_str(),
+        };
         let tone = match worker.state {
+            WorkerState::Alive if !worker.is_connected => Tone::Careful,
             WorkerState::Alive => Tone::Good,
             WorkerState::Stale | WorkerState::Dead => Tone::Bad,
             _ => Tone::Careful,
         };
         table.row([
             worker.worker_id.as_str().into(),
-            Cell::toned(worker.state.as_str(), tone),
+            Cell::toned(state, tone),
             Cell::count(worker.jobs, Tone::Plain),
             Cell::count(worker.queues, Tone::Plain),
             ago(worker.holds_since).into(),

@@ -130,7 +130,7 @@ async fn a_tasks_folder_that_is_none_is_told_before_the_database_is_touched() {
     let (database, folder) = (empty_database().await, Folder::new());
     folder.write("file", "");
     for (arguments, message) in [
-        (&[][..], "there is no folder tasks to find tasks in: make it and put an executable into it for each task"),
+        (&[][..], "there is no folder tasks to find tasks in: make it and put a file into it for each task"),
         (&["--once", "--tasks", "elsewhere"], "there is no folder elsewhere to find tasks in"),
         (&["--tasks", "file"], "file is a file, expected a folder"),
     ] {

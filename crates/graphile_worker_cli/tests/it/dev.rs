@@ -37,6 +37,10 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
     sqlx::raw_sql("select graphile_worker.add_job('late')").execute(&mut connection).await.unwrap();
     dev.line(&["INFO: better late than never"]);
 
+    // Other commands find it, where nothing else is said.
+    let stats = folder.graphile_worker(&["stats", "--json"]).output().unwrap();
+    assert!(stats.status.success(), "{stats:?}");
+
     let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
     assert_eq!(code, 1);
     assert!(line.contains("another `graphile-worker dev` is at work in"), "{line}");
@@ -74,6 +78,7 @@ async fn data_is_kept_until_it_is_reset() {
     for (arguments, waiting) in [(&["dev"][..], 1), (&["dev"], 2), (&["dev", "--reset", "-j", "2"], 1)] {
         let mut dev = Running::start(folder.graphile_worker(arguments));
         let (url, _) = greeting(&mut dev);
+        dev.line(&["connected and looking for jobs"]);
         let mut connection = PgConnection::connect(&url).await.unwrap();
         sqlx::raw_sql(add).execute(&mut connection).await.unwrap();
         let count: i64 =

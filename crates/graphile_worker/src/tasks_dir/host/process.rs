@@ -555,12 +555,13 @@ impl Process {
         let meta = frame.meta.map(RawValue::get);
         let scope = frame.scope.map(RawValue::get);
         let span = frame.run.and_then(|run| Some(self.state().jobs.get(&run)?.span.clone()));
+        let label = if span.is_some() { "job" } else { "host" };
         let _entered = span.as_ref().map(Span::enter);
         match frame.level.unwrap_or(Level::Info) {
-            Level::Error => error!(label = "task", meta, scope, "{message}"),
-            Level::Warning => warn!(label = "task", meta, scope, "{message}"),
-            Level::Info => info!(label = "task", meta, scope, "{message}"),
-            Level::Debug => debug!(label = "task", meta, scope, "{message}"),
+            Level::Error => error!(label, meta, scope, "{message}"),
+            Level::Warning => warn!(label, meta, scope, "{message}"),
+            Level::Info => info!(label, meta, scope, "{message}"),
+            Level::Debug => debug!(label, meta, scope, "{message}"),
         }
     }
 
