@@ -203,6 +203,11 @@ impl Worker {
         self.left_because.get().map(String::as_str)
     }
 
+    /// Kills the programs of the tasks folder that run just now: for a process that ends without waiting for its worker.
+    pub fn kill_programs(&self) {
+        self.leftovers.kill();
+    }
+
     /// Adds and administers jobs.
     pub fn create_utils(&self) -> WorkerUtils {
         self.surroundings.utils.clone()
