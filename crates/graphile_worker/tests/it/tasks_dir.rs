@@ -200,6 +200,37 @@ async fn what_a_program_says_while_it_ends_with_its_worker_is_heard() {
 }
 
 #[tokio::test]
+async fn a_queue_is_free_when_the_program_of_a_worker_that_leaves_is_gone() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script(
+        "alone",
+        "mkdir \"$OUT/running\" || { echo two >> \"$OUT/overlap\"; exit 0; }
+         if mkdir \"$OUT/first\"; then
+           trap 'for n in $(seq 20); do sleep 0.05; done; rmdir \"$OUT/running\"; exit 1' TERM
+           echo $$ > \"$OUT/pids\"
+           while :; do sleep 0.02; done
+         fi
+         rmdir \"$OUT/running\"",
+    );
+    let options = || {
+        options(&db, &folder)
+            .poll_interval(Duration::from_millis(20))
+            .shutdown_grace_period(Duration::ZERO)
+            .interrupted_job_retry_delay(Duration::ZERO)
+    };
+    db.add_job("'alone', queue_name := 'q'").await;
+    db.add_job("'alone', queue_name := 'q'").await;
+    let first = Started::new(options()).await;
+    until("it runs", async || processes(&folder, 1)).await;
+    let second = Started::new(options()).await;
+    first.stop().await;
+    until("all are done", async || (count(&db).await == 0).then_some(())).await;
+    second.stop().await;
+    assert_eq!(folder.text("overlap"), "");
+}
+
+#[tokio::test]
 async fn programs_can_be_killed_by_whoever_does_not_wait_for_the_worker() {
     let db = Db::installed().await;
     let folder = Folder::new();
