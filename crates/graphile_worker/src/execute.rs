@@ -56,8 +56,9 @@ pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
                 Ok(ended) => ended,
                 Err(_) => {
                     ctx.tell_to_end();
-                    let _ = tokio::time::timeout(task.time_to_notice, running).await;
-                    Ok(timed_out(timeout).into())
+                    let ended = tokio::time::timeout(task.time_to_notice, running).await;
+                    let last_words = ended.ok().and_then(Result::ok).map(|answer| answer.last_words);
+                    Ok(timed_out(timeout, &last_words.unwrap_or_default()).into())
                 }
             }
         }
@@ -74,8 +75,12 @@ fn outcome(answer: Answer, completed_by_handler: bool) -> Outcome {
     }
 }
 
-fn timed_out(timeout: Duration) -> Result<TaskOutcome, TaskError> {
-    Err(TaskError { message: format!("timed out after {timeout:?}"), retry: Retry::Backoff })
+fn timed_out(timeout: Duration, last_words: &str) -> Result<TaskOutcome, TaskError> {
+    let message = match last_words {
+        "" => format!("timed out after {timeout:?}"),
+        _ => format!("timed out after {timeout:?}:\n{last_words}"),
+    };
+    Err(TaskError { message, retry: Retry::Backoff })
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Result<TaskOutcome, TaskError> {

@@ -282,11 +282,13 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> IntoBatchTaskHandlerResult for Ve
 pub(crate) struct Answer {
     pub(crate) result: Result<TaskOutcome, TaskError>,
     pub(crate) remaining: Option<String>,
+    /// What is worth knowing of a run that had to end.
+    pub(crate) last_words: String,
 }
 
 impl From<Result<TaskOutcome, TaskError>> for Answer {
     fn from(result: Result<TaskOutcome, TaskError>) -> Answer {
-        Answer { result, remaining: None }
+        Answer { result, remaining: None, last_words: String::new() }
     }
 }
 
@@ -388,6 +390,7 @@ pub(crate) fn batch_answer(items: &[Box<serde_json::value::RawValue>], answer: B
     Answer {
         remaining: (remaining.len() < items.len()).then(|| format!("[{}]", remaining.join(","))),
         result: Err(TaskError { message, retry: first.retry }),
+        last_words: String::new(),
     }
 }
 

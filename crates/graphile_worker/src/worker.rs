@@ -203,6 +203,11 @@ impl Worker {
         self.left_because.get().map(String::as_str)
     }
 
+    /// Kills the programs of the tasks folder that run just now: for a process that ends without waiting for its worker.
+    pub fn kill_programs(&self) {
+        self.leftovers.kill();
+    }
+
     /// Adds and administers jobs.
     pub fn create_utils(&self) -> WorkerUtils {
         self.surroundings.utils.clone()
@@ -522,6 +527,8 @@ impl Shift<'_> {
         // One that is stuck in code which never waits cannot be stopped; we do not wait for it.
         let stopped = async { while self.runners.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(TIME_TO_STOP, stopped).await;
+        // Before anybody hears that their jobs are free: the next one of a queue must not meet a program of the last.
+        self.worker.leftovers.gone(&self.worker.shutdown.insisted).await;
         for job in self.hand.interrupt(self.worker.settings.interrupted_job_retry_delay) {
             warn!(
                 label = "job",
@@ -547,7 +554,6 @@ impl Shift<'_> {
             }
         };
         self.exchange.close().await;
-        self.worker.leftovers.gone(&self.worker.shutdown.insisted).await;
         let error = ended.as_ref().err().map(Error::to_string_with_sources);
         hooks.emit(WorkerStop, || surroundings.event(error)).await;
         debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");

@@ -5,11 +5,14 @@
 
 use sqlx::{Connection, PgConnection};
 use std::error::Error;
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
 /// One after the other, again and again.
@@ -30,23 +33,28 @@ const QUIET: Duration = Duration::from_secs(4);
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let seconds: u64 = std::env::args().nth(1).map_or(Ok(20), |seconds| seconds.parse())?;
+    let mut told_to_end = Signals::listen()?;
     let folder = DemoFolder::choose()?;
-    let (mut worker, url) = start_worker(&folder.path)?;
-    let mut told = false;
-    let fed = tokio::select! {
-        fed = feed(&url, Duration::from_secs(seconds)) => fed,
-        _ = tokio::signal::ctrl_c() => { told = true; Ok(()) }
+    let mut worker = Worker::start(&folder.path)?;
+    let shown = tokio::select! {
+        shown = show(&mut worker, Duration::from_secs(seconds)) => shown,
+        () = told_to_end.next() => Ok(()),
     };
-    // In a terminal, Ctrl-C has reached the worker as well.
-    if !told {
-        let _ = Command::new("kill").args(["-TERM", &worker.id().to_string()]).status();
+    let status = worker.end()?;
+    match shown {
+        // Whoever reads has seen enough: `make demo | head`.
+        Err(error) if is_broken_pipe(error.as_ref()) => Ok(()),
+        // Told to end while it begins, it has not done its work.
+        Ok(()) if !status.success() && status.code() != Some(128 + TERMINATE) => {
+            Err(format!("the worker ended with {status}").into())
+        }
+        shown => shown,
     }
-    let status = worker.wait()?;
-    fed?;
-    if !told && !status.success() {
-        return Err(format!("the worker ended with {status}").into());
-    }
-    Ok(())
+}
+
+async fn show(worker: &mut Worker, lasts: Duration) -> Result<(), Box<dyn Error>> {
+    let url = worker.begun().await?;
+    feed(&url, lasts).await
 }
 
 /// Adds jobs, and at the end tells what is left.
@@ -59,7 +67,7 @@ async fn feed(url: &str, lasts: Duration) -> Result<(), Box<dyn Error>> {
             break;
         }
         sleep_until(at).await;
-        println!("  > select graphile_worker.{call};");
+        say(&format!("  > select graphile_worker.{call};"))?;
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("select graphile_worker.{call}"))).execute(&mut connection).await?;
     }
     sleep_until(begin + lasts).await;
@@ -69,40 +77,111 @@ async fn feed(url: &str, lasts: Duration) -> Result<(), Box<dyn Error>> {
     )
     .fetch_all(&mut connection)
     .await?;
-    println!("\nWhat is left in graphile_worker.jobs:");
+    say("\nWhat is left in graphile_worker.jobs:")?;
     for (task, jobs, why) in left {
-        println!("  {jobs} × {task}: {}", why.replace('\n', " "));
+        say(&format!("  {jobs} × {task}: {}", why.replace('\n', " ")))?;
     }
-    println!();
+    say("")?;
     Ok(())
 }
 
-/// Starts `dev` and reads the connection string that it prints; what it prints besides is passed on.
-fn start_worker(folder: &Path) -> Result<(Child, String), Box<dyn Error>> {
-    // target/debug/examples/demo stands below target/debug/graphile-worker.
-    let examples = std::env::current_exe()?;
-    let binary = examples.ancestors().nth(2).ok_or("this program is nowhere")?.join("graphile-worker");
-    let mut worker = Command::new(&binary)
-        .args(["dev", "--reset", "--jobs", "4"])
-        .current_dir(folder)
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("{}: {error}: build it with `cargo build`", binary.display()))?;
-    let mut lines = BufReader::new(worker.stdout.take().ok_or("no output")?).lines();
-    let mut url = None;
-    while let Some(line) = lines.next().transpose()? {
-        println!("{line}");
-        url = url.or_else(|| Some(line.trim().strip_prefix("DATABASE_URL=")?.to_owned()));
-        if url.is_some() && line.contains("add_job(") {
-            break;
-        }
-    }
-    pass_on(lines);
-    Ok((worker, url.ok_or("`graphile-worker dev` did not start")?))
+/// `println!` would panic where nobody reads any more.
+fn say(line: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
 }
 
-fn pass_on(lines: Lines<BufReader<ChildStdout>>) {
-    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// `graphile-worker dev` at work. However we end, it is told to end as well, and waited for: with it ends its PostgreSQL.
+struct Worker {
+    process: Child,
+    lines: UnboundedReceiver<String>,
+    has_ended: bool,
+}
+
+impl Worker {
+    fn start(folder: &Path) -> Result<Worker, Box<dyn Error>> {
+        // target/debug/examples/demo stands below target/debug/graphile-worker.
+        let examples = std::env::current_exe()?;
+        let binary = examples.ancestors().nth(2).ok_or("this program is nowhere")?.join("graphile-worker");
+        let mut process = Command::new(&binary)
+            .args(["dev", "--reset", "--jobs", "4"])
+            .current_dir(folder)
+            .stdout(Stdio::piped())
+            // Ctrl-C in a terminal reaches us alone: told by us as well, it would not let jobs finish.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| format!("{}: {error}: build it with `cargo build`", binary.display()))?;
+        let (sender, lines) = unbounded_channel();
+        if let Some(stdout) = process.stdout.take() {
+            std::thread::spawn(move || pass_on(stdout, &sender));
+        }
+        Ok(Worker { process, lines, has_ended: false })
+    }
+
+    /// The connection string that it prints, once all of its greeting is there.
+    async fn begun(&mut self) -> Result<String, Box<dyn Error>> {
+        let mut url = None;
+        while let Some(line) = self.lines.recv().await {
+            url = url.or_else(|| Some(line.trim().strip_prefix("DATABASE_URL=")?.to_owned()));
+            if line.contains("add_job(")
+                && let Some(url) = url.take()
+            {
+                return Ok(url);
+            }
+        }
+        Err("`graphile-worker dev` did not start".into())
+    }
+
+    fn end(mut self) -> io::Result<ExitStatus> {
+        self.tell_and_wait()
+    }
+
+    fn tell_and_wait(&mut self) -> io::Result<ExitStatus> {
+        self.has_ended = true;
+        let _ = Command::new("kill").args(["-TERM", &self.process.id().to_string()]).stderr(Stdio::null()).status();
+        self.process.wait()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let _ = self.tell_and_wait();
+        }
+    }
+}
+
+/// Shows all that comes; goes on reading where nobody looks, so that whoever writes can go on.
+fn pass_on(stdout: ChildStdout, to: &UnboundedSender<String>) {
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        let _ = say(&line);
+        let _ = to.send(line);
+    }
+}
+
+const TERMINATE: i32 = 15;
+
+/// What tells us to end.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn listen() -> io::Result<Signals> {
+        let [interrupt, terminate, hang_up] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Signals([interrupt?, terminate?, hang_up?]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hang_up] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    }
 }
 
 /// The folder examples/demo; a copy where it is somebody else's, or where PostgreSQL could not enter it, because we are root

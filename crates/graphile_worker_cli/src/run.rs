@@ -55,6 +55,7 @@ async fn run_until_done(worker: &Worker, once: bool, signals: &mut Signals) -> R
                 told += 1;
                 last = number;
                 if told > 2 {
+                    worker.kill_programs();
                     return Err(Failure::Signal(number));
                 }
                 worker.request_shutdown();

@@ -4,7 +4,7 @@
 //! It may do anything: never read, never end, write without end, leave processes behind. None of that is to hurt the
 //! worker. Which files are executables is decided in `tasks_dir`.
 
-use super::output::{LastLines, Stream, log_lines};
+use super::output::LastLines;
 use super::process_group::{Leftovers, ProcessGroup, TIME_TO_END};
 use crate::context::WorkerContext;
 use crate::job::Job;
@@ -39,7 +39,7 @@ pub(super) fn task(identifier: &str, path: &Path, leftovers: &Leftovers) -> Task
     let program = Arc::new(Program { path: path.to_owned(), leftovers: leftovers.clone() });
     let run = move |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = Answer> + Send>> {
         let program = program.clone();
-        Box::pin(async move { program.run(ctx).await.into() })
+        Box::pin(async move { program.run(ctx).await })
     };
     Task {
         identifier: identifier.into(),
@@ -55,53 +55,35 @@ struct Program {
 }
 
 impl Program {
-    async fn run(&self, ctx: WorkerContext) -> Result<TaskOutcome, TaskError> {
-        let mut group = self.start(ctx.job()).await?;
-        let Some(leader) = group.leader() else { return Err(TaskError::new("the program is gone")) };
-        let (stdin, stdout, stderr) = (leader.stdin.take(), leader.stdout.take(), leader.stderr.take());
-        let (mut nothing, mut last_lines) = (LastLines::default(), LastLines::default());
-        let exited = {
-            let mut feeding = std::pin::pin!(feed(stdin, ctx.job()));
-            let (mut fed, mut closed) = (false, false);
-            let mut output = std::pin::pin!(async {
-                tokio::join!(
-                    log_lines(stdout, Stream::Stdout, &mut nothing),
-                    log_lines(stderr, Stream::Stderr, &mut last_lines)
-                )
-            });
-            let exited = loop {
-                tokio::select! {
-                    exited = group.exited() => break Some(exited),
-                    () = ctx.must_end() => break None,
-                    () = &mut feeding, if !fed => fed = true,
-                    _ = &mut output, if !closed => closed = true,
-                }
-            };
-            if exited.is_some() && !closed {
-                tokio::select! {
-                    _ = &mut output => closed = true,
-                    () = tokio::time::sleep(OUTPUT_STAYS_OPEN) => {}
-                    () = ctx.must_end() => {}
-                }
-            }
-            exited.map(|exited| (exited, closed))
+    async fn run(&self, ctx: WorkerContext) -> Answer {
+        let mut started = match self.start(ctx.job()).await {
+            Ok(started) => started,
+            Err(error) => return Err(error).into(),
         };
-        match exited {
+        let mut feeding = std::pin::pin!(feed(started.stdin(), ctx.job()));
+        let mut fed = false;
+        // Dropped before its input is: whoever reads is told to stop, and does not take half a payload for all of it.
+        let mut group = started;
+        let exited = loop {
+            tokio::select! {
+                exited = group.exited() => break exited,
+                () = ctx.must_end() => return answer(Err(TaskError::new("told to stop")), &group.end().await),
+                () = &mut feeding, if !fed => fed = true,
+            }
+        };
+        let closed = tokio::select! {
+            () = group.output_closed() => true,
+            () = tokio::time::sleep(OUTPUT_STAYS_OPEN) => false,
+            () = ctx.must_end() => false,
+        };
+        let last_lines = if closed {
             // Whatever it has left running has nothing to do with the job any more.
-            Some((exited, true)) => {
-                group.release();
-                ended(&exited?, &last_lines)
-            }
-            Some((exited, false)) => {
-                warn!("the program has exited, and what it has started keeps its output open: told to stop");
-                group.end().await;
-                ended(&exited?, &last_lines)
-            }
-            None => {
-                group.end().await;
-                Err(TaskError::new("told to stop"))
-            }
-        }
+            group.release()
+        } else {
+            warn!("the program has exited, and what it has started keeps its output open: told to stop");
+            group.end().await
+        };
+        answer(exited.map_err(TaskError::from).and_then(|status| ended(&status, &last_lines)), &last_lines)
     }
 
     /// Starts it; a while later where the machine cannot just now.
@@ -156,6 +138,10 @@ async fn feed(stdin: Option<ChildStdin>, job: &Job) {
     // In one line, for programs that read one: no string of JSON has a line break in it.
     let payload = job.payload.get().replace(['\n', '\r'], " ");
     let _ = stdin.write_all(format!("{{\"payload\":{payload}}}").as_bytes()).await;
+}
+
+fn answer(result: Result<TaskOutcome, TaskError>, last_lines: &LastLines) -> Answer {
+    Answer { last_words: last_lines.text(), ..result.into() }
 }
 
 fn ended(status: &ExitStatus, last_lines: &LastLines) -> Result<TaskOutcome, TaskError> {

@@ -256,6 +256,8 @@ pub(crate) struct Leftovers;
 #[cfg(not(unix))]
 impl Leftovers {
     pub(crate) async fn gone(&self, _insisted: &tokio_util::sync::CancellationToken) {}
+
+    pub(crate) fn kill(&self) {}
 }
 
 /// A folder of tasks, beside those that are defined in code.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, ChildStderr, ChildStdout};
 use tracing::{info, warn};
 
 /// A longer line is cut.
@@ -22,24 +23,85 @@ const PIECE: usize = 64 * 1024;
 
 /// Which stream it is, and so how the log shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+enum Stream {
     Stdout,
     Stderr,
 }
 
-/// Logs all that comes, until the stream ends.
-pub(crate) async fn log_lines(from: Option<impl AsyncRead + Unpin>, stream: Stream, last: &mut LastLines) {
-    let Some(mut from) = from else { return };
-    let mut lines = Lines::default();
-    let mut pace = Pace::new(Instant::now());
-    let mut piece = vec![0; PIECE];
-    // An error of a pipe is its end.
-    while let Ok(length @ 1..) = from.read(&mut piece).await {
-        let now = Instant::now();
-        lines.split(&piece[..length], |line| take(line, stream, last, &mut pace, now));
+/// What a process writes to both of its streams. Waiting for any of it may be broken off and begun again: nothing is lost.
+pub(crate) struct Output {
+    stdout: Reader<ChildStdout>,
+    stderr: Reader<ChildStderr>,
+}
+
+impl Output {
+    pub(crate) fn of(process: &mut Child) -> Output {
+        Output {
+            stdout: Reader::new(process.stdout.take(), Stream::Stdout),
+            stderr: Reader::new(process.stderr.take(), Stream::Stderr),
+        }
     }
-    lines.end(|line| take(line, stream, last, &mut pace, Instant::now()));
-    left_out(pace.left_out);
+
+    /// Logs all that comes, and returns when nobody can write any more.
+    pub(crate) async fn closed(&mut self) {
+        tokio::join!(self.stdout.closed(), self.stderr.closed());
+    }
+
+    /// Logs all that comes while something else is done.
+    pub(crate) async fn logged_during<T>(&mut self, doing: impl Future<Output = T>) -> T {
+        let mut doing = std::pin::pin!(doing);
+        tokio::select! {
+            done = &mut doing => return done,
+            () = self.closed() => {}
+        }
+        doing.await
+    }
+
+    /// Stops reading, and returns the last lines of standard error.
+    pub(crate) fn end(mut self) -> LastLines {
+        self.stdout.end();
+        self.stderr.end();
+        self.stderr.last
+    }
+}
+
+/// One stream, read into the log.
+struct Reader<S> {
+    /// Nothing once it has ended.
+    from: Option<S>,
+    stream: Stream,
+    piece: Vec<u8>,
+    lines: Lines,
+    pace: Pace,
+    last: LastLines,
+}
+
+impl<S: AsyncRead + Unpin> Reader<S> {
+    fn new(from: Option<S>, stream: Stream) -> Reader<S> {
+        let (lines, pace, last) = (Lines::default(), Pace::new(Instant::now()), LastLines::default());
+        Reader { from, stream, piece: vec![0; PIECE], lines, pace, last }
+    }
+
+    async fn closed(&mut self) {
+        while let Some(from) = &mut self.from {
+            // An error of a pipe is its end.
+            let Ok(length @ 1..) = from.read(&mut self.piece).await else {
+                self.end();
+                return;
+            };
+            let now = Instant::now();
+            let Reader { stream, lines, pace, last, .. } = self;
+            lines.split(&self.piece[..length], |line| take(line, *stream, last, pace, now));
+        }
+    }
+
+    fn end(&mut self) {
+        if self.from.take().is_some() {
+            let Reader { stream, lines, pace, last, .. } = self;
+            lines.end(|line| take(line, *stream, last, pace, Instant::now()));
+            left_out(pace.left_out);
+        }
+    }
 }
 
 fn take(line: Line<'_>, stream: Stream, last: &mut LastLines, pace: &mut Pace, now: Instant) {

@@ -1,13 +1,18 @@
 //! A process with all that it starts: told to stop together, killed together, and nothing stays behind, also where
 //! whoever waits for it is dropped.
 
+use super::output::{LastLines, Output};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use std::collections::HashSet;
 use std::io;
 use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span};
 
 /// So long a group has between being told to stop and being killed.
 pub(crate) const TIME_TO_END: Duration = Duration::from_secs(3);
@@ -15,75 +20,138 @@ pub(crate) const TIME_TO_END: Duration = Duration::from_secs(3);
 /// How long a killed process may take to be gone; one that waits for a broken disk may take for ever.
 const TIME_TO_DIE: Duration = Duration::from_secs(1);
 
+/// How long to read what a group that is gone has left to be read; whoever has left the group may hold it open for ever.
+const TIME_TO_READ: Duration = Duration::from_millis(250);
+
+/// So much longer than that a group is waited for: handlers that never wait may leave no thread to end it.
+const TIME_TO_NOTICE: Duration = Duration::from_millis(500);
+
 /// How often a group that was told to stop is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The groups of a worker that nobody waits for any more, and that are being ended.
+/// The groups of a worker: which there are, and those of them that nobody waits for any more and that are being ended.
 #[derive(Clone, Default)]
 pub(crate) struct Leftovers {
     ending: TaskTracker,
     at_once: CancellationToken,
+    alive: Arc<Mutex<HashSet<Pid>>>,
 }
 
 impl Leftovers {
-    /// Returns when all of them are gone; when somebody insists they are killed at once.
+    /// Returns when all that are being ended are gone; when somebody insists they are killed at once. Does not wait for
+    /// ever.
     pub(crate) async fn gone(&self, insisted: &CancellationToken) {
         self.ending.close();
-        tokio::select! {
-            () = self.ending.wait() => {}
-            () = insisted.cancelled() => {
+        let in_peace = tokio::select! {
+            gone = timeout(TIME_TO_END + TIME_TO_DIE + TIME_TO_READ + TIME_TO_NOTICE, self.ending.wait()) => gone.is_ok(),
+            () = insisted.cancelled() => false,
+        };
+        if !in_peace {
+            if insisted.is_cancelled() {
                 self.at_once.cancel();
-                self.ending.wait().await;
             }
+            self.kill();
+            let _ = timeout(TIME_TO_DIE + TIME_TO_READ + TIME_TO_NOTICE, self.ending.wait()).await;
         }
         self.ending.reopen();
     }
+
+    /// Kills all groups that there are, those that run as well.
+    pub(crate) fn kill(&self) {
+        for id in self.alive.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let _ = kill_process_group(*id, Signal::KILL);
+        }
+    }
 }
 
-/// A process and its offspring, as far as that has not left its group. Dropped, all of it is ended.
-pub(crate) struct ProcessGroup {
-    leader: Option<Child>,
+/// The number of a group, listed among those of its worker until it is dropped.
+struct Listed {
     id: Pid,
+    alive: Arc<Mutex<HashSet<Pid>>>,
+}
+
+impl Listed {
+    fn new(id: Pid, leftovers: &Leftovers) -> Listed {
+        let alive = leftovers.alive.clone();
+        alive.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        Listed { id, alive }
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It fails where nobody is left.
+        let _ = kill_process_group(self.id, signal);
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+/// A process and its offspring, as far as that has not left its group, with what they write. Dropped, all of it is ended.
+pub(crate) struct ProcessGroup {
+    alive: Option<Alive>,
     leftovers: Leftovers,
+    /// Where what it writes belongs.
+    span: Span,
+}
+
+struct Alive {
+    leader: Child,
+    output: Output,
+    group: Listed,
 }
 
 impl ProcessGroup {
     /// Starts a program in a group of its own.
     pub(crate) fn start(command: &mut Command, leftovers: &Leftovers) -> io::Result<ProcessGroup> {
-        let leader = command.process_group(0).spawn()?;
+        let mut leader = command.process_group(0).spawn()?;
         let id = leader.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let id = id.ok_or_else(|| io::Error::other("the process has no id"))?;
-        Ok(ProcessGroup { leader: Some(leader), id, leftovers: leftovers.clone() })
+        let output = Output::of(&mut leader);
+        let alive = Some(Alive { leader, output, group: Listed::new(id, leftovers) });
+        Ok(ProcessGroup { alive, leftovers: leftovers.clone(), span: Span::current() })
     }
 
-    /// Its first process; gone once the group was ended.
-    pub(crate) fn leader(&mut self) -> Option<&mut Child> {
-        self.leader.as_mut()
+    /// The input of its first process, for whoever asks first.
+    pub(crate) fn stdin(&mut self) -> Option<ChildStdin> {
+        self.alive.as_mut()?.leader.stdin.take()
     }
 
-    /// Returns when its first process has exited.
+    /// Logs what it writes, and returns when its first process has exited.
     pub(crate) async fn exited(&mut self) -> io::Result<ExitStatus> {
-        match &mut self.leader {
-            Some(leader) => leader.wait().await,
+        match &mut self.alive {
+            Some(Alive { leader, output, .. }) => output.logged_during(leader.wait()).await,
             None => Err(io::Error::other("the process was ended")),
         }
     }
 
-    /// Tells all of it to stop, kills what does not, and returns when it is gone.
-    pub(crate) async fn end(mut self) {
-        if let Some(ending) = self.begin_to_end() {
-            ending.run().await;
+    /// Logs what it writes, and returns when nobody can write any more.
+    pub(crate) async fn output_closed(&mut self) {
+        if let Some(Alive { output, .. }) = &mut self.alive {
+            output.closed().await;
         }
     }
 
-    /// Leaves alone what is left of it.
-    pub(crate) fn release(mut self) {
-        self.leader = None;
+    /// Tells all of it to stop, kills what does not, and returns its last lines on standard error when it is gone.
+    pub(crate) async fn end(mut self) -> LastLines {
+        let Some(ending) = self.begin_to_end() else { return LastLines::default() };
+        // On its own: whoever waits for it may be dropped.
+        let ended = self.leftovers.ending.spawn(ending.run().instrument(self.span.clone()));
+        ended.await.unwrap_or_default()
     }
 
+    /// Leaves alone what is left of it, and returns its last lines on standard error.
+    pub(crate) fn release(mut self) -> LastLines {
+        self.alive.take().map(|alive| alive.output.end()).unwrap_or_default()
+    }
+
+    /// Tells all of it to stop, before anything else: the runtime may have no time for the rest.
     fn begin_to_end(&mut self) -> Option<Ending> {
-        let leader = self.leader.take()?;
-        Some(Ending { leader, id: self.id, at_once: self.leftovers.at_once.clone(), is_over: false })
+        let alive = self.alive.take()?;
+        alive.group.signal(Signal::TERM);
+        Some(Ending { alive: Some(alive), at_once: self.leftovers.at_once.clone() })
     }
 }
 
@@ -93,56 +161,89 @@ impl Drop for ProcessGroup {
             // Without a runtime it is killed by being dropped.
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            // Before anything else: the runtime may have no time for it.
-            ending.signal(Signal::TERM);
-            self.leftovers.ending.spawn_on(ending.run(), &runtime);
+            self.leftovers.ending.spawn_on(ending.run().instrument(self.span.clone()), &runtime);
         }
     }
 }
 
-/// A group on its way out. Dropped, it is killed.
+/// A group that was told to stop. Dropped, it is killed.
 struct Ending {
-    leader: Child,
-    id: Pid,
+    alive: Option<Alive>,
     at_once: CancellationToken,
-    is_over: bool,
 }
 
 impl Ending {
-    async fn run(mut self) {
-        self.signal(Signal::TERM);
-        let at_once = self.at_once.clone();
-        let in_time = tokio::select! {
-            () = self.gone() => true,
-            () = tokio::time::sleep(TIME_TO_END) => false,
-            () = at_once.cancelled() => false,
-        };
-        if !in_time {
-            self.signal(Signal::KILL);
+    async fn run(mut self) -> LastLines {
+        let Some(Alive { leader, output, group }) = &mut self.alive else { return LastLines::default() };
+        // Who says goodbye to a closed pipe is killed by it.
+        let in_time = output.logged_during(async {
+            tokio::select! {
+                () = gone(leader, group.id) => true,
+                () = tokio::time::sleep(TIME_TO_END) => false,
+                () = self.at_once.cancelled() => false,
+            }
+        });
+        if !in_time.await {
+            group.signal(Signal::KILL);
+            let _ = output.logged_during(timeout(TIME_TO_DIE, gone(leader, group.id))).await;
         }
-        let _ = tokio::time::timeout(TIME_TO_DIE, self.leader.wait()).await;
-        self.is_over = true;
-    }
-
-    /// Returns when none of its processes is left. The number of a group is not given to another as long as it has a
-    /// process, and a number that has just become free is the last to be given again.
-    async fn gone(&mut self) {
-        let _ = self.leader.wait().await;
-        while test_kill_process_group(self.id).is_ok() {
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        // It fails where nobody is left.
-        let _ = kill_process_group(self.id, signal);
+        let _ = timeout(TIME_TO_READ, output.closed()).await;
+        self.alive.take().map(|alive| alive.output.end()).unwrap_or_default()
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.signal(Signal::KILL);
+        if let Some(alive) = &self.alive {
+            alive.group.signal(Signal::KILL);
         }
+    }
+}
+
+/// Returns when none of its processes is left. The number of a group is not given to another as long as it has a
+/// process, and a number that has just become free is the last to be given again.
+async fn gone(leader: &mut Child, id: Pid) {
+    let _ = leader.wait().await;
+    while test_kill_process_group(id).is_ok() {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    #[tokio::test]
+    async fn a_group_that_is_dropped_is_told_to_stop_once() {
+        let folder = std::env::temp_dir().join(format!("graphile_worker_group_{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let told = || std::fs::read_to_string(folder.join("told")).unwrap_or_default();
+        let wait_until = |done: &dyn Fn() -> bool| {
+            let patience = std::time::Instant::now() + Duration::from_secs(30);
+            while !done() {
+                assert!(std::time::Instant::now() < patience);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let script =
+            "n=0; trap 'n=$((n + 1)); echo $n > told' TERM; echo 0 > told; until [ -e go ]; do sleep 0.01; done";
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).current_dir(&folder).stdout(Stdio::null()).stderr(Stdio::null());
+        let leftovers = Leftovers::default();
+        let group = ProcessGroup::start(&mut command, &leftovers).unwrap();
+        wait_until(&|| told() == "0\n");
+        drop(group);
+        // The runtime has this thread only: nobody has begun to wait for the group yet.
+        wait_until(&|| told() == "1\n");
+        let insisted = CancellationToken::new();
+        tokio::join!(leftovers.gone(&insisted), async {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            std::fs::write(folder.join("go"), "").unwrap();
+        });
+        assert_eq!(told(), "1\n");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

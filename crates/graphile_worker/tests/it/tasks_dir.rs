@@ -167,6 +167,91 @@ async fn past_its_timeout_a_program_is_stopped_with_all_that_it_has_started() {
 }
 
 #[tokio::test]
+async fn past_its_timeout_what_a_program_says_while_it_ends_is_heard() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    let goodbye = "trap 'echo tidying up; echo was at row 7 >&2; echo > \"$OUT/tidy\"; exit 1' TERM";
+    folder.script("tidies", &format!("{goodbye}; while :; do sleep 0.02; done"));
+    db.add_job("'tidies'").await;
+    let timeout = TaskOptions::default().timeout(Duration::from_millis(500));
+    options(&db, &folder).task_options("tidies", timeout).init().await.unwrap().run_once().await.unwrap();
+    let error = last_error(&db).await;
+    assert!(error.starts_with("timed out after 500ms:\n") && error.ends_with("was at row 7"), "{error}");
+    assert!(log.line("tidying up").is_some_and(|line| line.contains("job_id=1")), "{}", log.text());
+    assert!(folder.beside("tidy").exists());
+}
+
+#[tokio::test]
+async fn what_a_program_says_while_it_ends_with_its_worker_is_heard() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    let goodbye = "trap 'echo tidying up; echo was at row 7 >&2; echo > \"$OUT/tidy\"; exit 1' TERM";
+    folder.script("tidies", &format!("{goodbye}; echo $$ > \"$OUT/pids\"; while :; do sleep 0.02; done"));
+    db.add_job("'tidies'").await;
+    let started = Started::new(options(&db, &folder).shutdown_grace_period(Duration::ZERO)).await;
+    until("it runs", async || processes(&folder, 1)).await;
+    started.stop().await;
+    for words in ["tidying up", "was at row 7"] {
+        assert!(log.line(words).is_some_and(|line| line.contains("job_id=1")), "{}", log.text());
+    }
+    assert!(folder.beside("tidy").exists());
+}
+
+#[tokio::test]
+async fn a_queue_is_free_when_the_program_of_a_worker_that_leaves_is_gone() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script(
+        "alone",
+        "mkdir \"$OUT/running\" || { echo two >> \"$OUT/overlap\"; exit 0; }
+         if mkdir \"$OUT/first\"; then
+           trap 'for n in $(seq 20); do sleep 0.05; done; rmdir \"$OUT/running\"; exit 1' TERM
+           echo $$ > \"$OUT/pids\"
+           while :; do sleep 0.02; done
+         fi
+         rmdir \"$OUT/running\"",
+    );
+    let options = || {
+        options(&db, &folder)
+            .poll_interval(Duration::from_millis(20))
+            .shutdown_grace_period(Duration::ZERO)
+            .interrupted_job_retry_delay(Duration::ZERO)
+    };
+    db.add_job("'alone', queue_name := 'q'").await;
+    db.add_job("'alone', queue_name := 'q'").await;
+    let first = Started::new(options()).await;
+    until("it runs", async || processes(&folder, 1)).await;
+    let second = Started::new(options()).await;
+    first.stop().await;
+    until("all are done", async || (count(&db).await == 0).then_some(())).await;
+    second.stop().await;
+    assert_eq!(folder.text("overlap"), "");
+}
+
+#[tokio::test]
+async fn programs_can_be_killed_by_whoever_does_not_wait_for_the_worker() {
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    folder.script("hangs", "trap '' TERM; sleep 1000 & echo $! >> \"$OUT/pids\"; echo $$ >> \"$OUT/pids\"; wait; wait");
+    db.add_job("'hangs'").await;
+    let started = Started::new(options(&db, &folder)).await;
+    let pids = until("it runs", async || processes(&folder, 2)).await;
+    started.worker.kill_programs();
+    // Not by the worker, which does not get to anything here.
+    let patience = Instant::now() + Duration::from_secs(30);
+    while pids.iter().any(|pid| is_alive(pid)) {
+        assert!(Instant::now() < patience, "{pids:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let error = "select last_error from graphile_worker.jobs where locked_by is null";
+    let error = until("the job has failed", async || db.rows(error).await.pop()).await;
+    assert_eq!(error["last_error"], "killed by signal 9 (SIGKILL)");
+    started.stop().await;
+}
+
+#[tokio::test]
 async fn a_program_that_does_not_want_to_stop_is_killed() {
     let db = Db::installed().await;
     let folder = Folder::new();

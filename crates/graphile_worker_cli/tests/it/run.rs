@@ -147,6 +147,30 @@ async fn a_second_signal_ends_it_at_once_with_the_code_of_a_shell() {
 }
 
 #[tokio::test]
+async fn a_third_signal_leaves_no_program_behind() {
+    let (database, folder) = (installed_database().await, Folder::new());
+    folder.script("tasks/stubborn", "#!/bin/sh\ntrap '' TERM\necho my pid is $$\nwhile :; do sleep 0.1; done\n");
+    run_sql(&database, &add_job("stubborn")).await;
+    let mut worker = Running::start(on(&database, &folder, &["--grace-period", "1000"]));
+    let pid = worker.line(&["INFO: my pid is "]).rsplit(' ').next().unwrap().to_owned();
+    // The job cannot be handed back, and the worker waits for that.
+    let mut holder = sqlx::PgConnection::connect_with(&database.options()).await.unwrap();
+    let hold = "begin; lock table graphile_worker._private_jobs";
+    sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
+    worker.signal("INT");
+    worker.line(&["letting jobs finish"]);
+    worker.signal("TERM");
+    worker.line(&["asked to stop", "SIGTERM"]);
+    worker.signal("HUP");
+    let (code, log) = worker.end();
+    // The worker waits for a second only: on a slow machine the last signal may find it gone.
+    assert_ne!(code, Some(0), "{log}");
+    let program = std::path::Path::new("/proc").join(&pid).join("cmdline");
+    let ran_on = std::fs::read_to_string(program).unwrap_or_default();
+    assert!(!ran_on.contains("stubborn"), "{pid} runs on: {ran_on}");
+}
+
+#[tokio::test]
 async fn a_signal_before_the_database_answers_ends_it() {
     // It takes connections and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
