@@ -239,7 +239,7 @@ pub(crate) async fn add_many(
     statements: &Statements,
     jobs: Vec<NewJob>,
 ) -> Result<Vec<Job>, Error> {
-    let doing = || format!("add {} jobs", jobs.len());
+    let doing = || format!("add {}", counted(jobs.len()));
     let count = jobs.len();
     if !may_go_in_pieces(&jobs) {
         let added = in_one_statement(pool, statements, jobs).await?;
@@ -253,7 +253,7 @@ pub(crate) async fn add_many(
         Some(names) => in_pieces(&within, statements, jobs, &names).await?,
         None => in_one_statement(&within, statements, jobs).await?,
     };
-    transaction.commit().await.doing(|| format!("add {count} jobs"))?;
+    transaction.commit().await.doing(|| format!("add {}", counted(count)))?;
     adding.added.notify_one();
     // The jobs are there even if this fails; workers find them when they poll.
     let _ = wake(statements, &mut connection, count).await;
@@ -296,7 +296,7 @@ async fn in_one_statement(source: &impl Source, statements: &Statements, jobs: V
         Parameter::Texts(jobs.iter().map(NewJob::flags).collect()),
         Parameter::Bool(preserve_run_at),
     ];
-    let mut added = source.jobs(&statements.add_jobs, parameters, || format!("add {} jobs", jobs.len())).await?;
+    let mut added = source.jobs(&statements.add_jobs, parameters, || format!("add {}", counted(jobs.len()))).await?;
     for (added, job) in added.iter_mut().zip(jobs) {
         added.task_identifier = job.identifier;
     }
@@ -320,7 +320,7 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
         Parameter::Texts(queues.iter().map(|name| Some((*name).clone())).collect()),
         Parameter::Shorts(attempts.into_iter().map(Some).collect()),
     ];
-    let doing = || format!("add {} jobs", jobs.len());
+    let doing = || format!("add {}", counted(jobs.len()));
     let mut numbers = source.numbers(&statements.job_names, parameters, doing).await?.into_iter();
     let Some(now) = numbers.next().and_then(DateTime::from_timestamp_micros) else { return Ok(None) };
     let mut ids = numbers.map(|id| i32::try_from(id).unwrap_or_default());
@@ -345,7 +345,7 @@ async fn in_pieces(
     names: &Arc<Names>,
 ) -> Result<Vec<Job>, Error> {
     let count = jobs.len();
-    let doing = || format!("add {count} jobs");
+    let doing = || format!("add {}", counted(count));
     let mut added = Vec::with_capacity(count);
     let mut jobs = jobs.into_iter();
     let mut next = spawn_piece(&mut jobs, names);
@@ -451,4 +451,8 @@ fn refuse(callers: Vec<Caller>, error: &sqlx::Error) {
         let doing = format!("add a job of the task {:?}", caller.job.identifier);
         let _ = caller.answer.send(Err(Error::Database { doing, source }));
     }
+}
+/// So many jobs.
+pub(crate) fn counted(jobs: usize) -> String {
+    if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
 }

@@ -323,7 +323,10 @@ fn standby(server: &Server) -> Check {
 
 fn schema(facts: &Facts) -> Vec<Check> {
     let name = &facts.schema;
-    let migrate = "Run `graphile-worker migrate`.";
+    let migrate = match name.as_str() {
+        "graphile_worker" => "Run `graphile-worker migrate`.".to_owned(),
+        name => format!("Run `graphile-worker -s '{}' migrate`.", name.replace('\'', "'\\''")),
+    };
     let examined = match &facts.examined {
         Ok(examined) => examined,
         Err(problem) => {
@@ -336,7 +339,8 @@ fn schema(facts: &Facts) -> Vec<Check> {
         }
     };
     if !examined.installed {
-        return vec![Check::problem("schema", format!("nothing is installed in {name:?}"), migrate.to_owned())];
+        let advice = format!("{migrate} If it is in another schema, name that with -s.");
+        return vec![Check::problem("schema", format!("nothing is installed in {name:?}"), advice)];
     }
     let level = examined.level.unwrap_or(0);
     let found = match examined.addition {

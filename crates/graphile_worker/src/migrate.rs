@@ -86,7 +86,11 @@ impl fmt::Display for Migration {
             (Some(from), true) if from == level => write!(f, "schema {schema:?} updated at level {level}"),
             (Some(from), true) => {
                 write!(f, "schema {schema:?} updated from level {from} to level {level}")?;
-                if *moved_jobs > 0 { write!(f, ", {moved_jobs} jobs kept") } else { Ok(()) }
+                if *moved_jobs > 0 {
+                    write!(f, ", {} kept", crate::adding::counted(*moved_jobs as usize))
+                } else {
+                    Ok(())
+                }
             }
         }
     }

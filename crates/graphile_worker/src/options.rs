@@ -31,6 +31,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
+use tracing::warn;
 
 /// Describes a worker.
 ///
@@ -519,6 +520,13 @@ impl WorkerOptions {
         };
         if !(self.watch && folder.is_some()) {
             check_names(&self.task_options, &tasks)?;
+        }
+        if let Some((folder, _)) = folder.as_ref().filter(|_| tasks.is_empty()) {
+            warn!(label = "worker", folder = %folder.path().display(), "there are no tasks in the tasks folder");
+        }
+        for item in crontabs.iter().filter(|item| !tasks.contains_key(&*item.task_identifier)) {
+            let (task_identifier, item) = (&item.task_identifier, item.identifier());
+            warn!(label = "cron", task_identifier, item, "this worker does not know the task of a crontab item");
         }
         let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let hosts = folder.as_ref().map(|(folder, _)| folder.hosts().clone());

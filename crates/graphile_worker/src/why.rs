@@ -170,7 +170,8 @@ impl fmt::Display for Reason {
                 }
             }
             Reason::NoWorkerKnowsTask { task_identifier, workers } => {
-                write!(f, "No worker that lives knows the task {task_identifier:?} (there are {workers}).")
+                let there = if *workers == 1 { "there is 1".to_owned() } else { format!("there are {workers}") };
+                write!(f, "No worker that lives knows the task {task_identifier:?} ({there}).")
             }
             Reason::MayBeForbidden { flags } => write!(
                 f,

@@ -1,6 +1,6 @@
 //! Adding, changing and removing jobs: from the application's pool, or inside a transaction of its own.
 
-use crate::adding::{self, Adding, NewJob};
+use crate::adding::{self, Adding, NewJob, counted};
 use crate::db::{Parameter, Schema, Statement, Statements, bound};
 use crate::error::Doing;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
@@ -418,14 +418,14 @@ impl<S: Source> WorkerUtils<S> {
     /// Deletes those of the jobs that do not run, as if they were done; returns them.
     pub async fn complete_jobs(&self, ids: &[i64]) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec())];
-        let doing = || format!("complete {} jobs", ids.len());
+        let doing = || format!("complete {}", counted(ids.len()));
         self.source.jobs(&self.statements()?.complete_jobs, parameters, doing).await
     }
 
     /// Uses up the attempts of those of the jobs that do not run; returns them.
     pub async fn permanently_fail_jobs(&self, ids: &[i64], reason: &str) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec()), Parameter::Text(Some(reason.to_owned()))];
-        let doing = || format!("fail {} jobs", ids.len());
+        let doing = || format!("fail {}", counted(ids.len()));
         self.source.jobs(&self.statements()?.permanently_fail_jobs, parameters, doing).await
     }
 
@@ -438,7 +438,7 @@ impl<S: Source> WorkerUtils<S> {
             Parameter::Int(options.attempts.map(i32::from)),
             Parameter::Int(options.max_attempts.map(i32::from)),
         ];
-        let doing = || format!("reschedule {} jobs", ids.len());
+        let doing = || format!("reschedule {}", counted(ids.len()));
         self.source.jobs(&self.statements()?.reschedule_jobs, parameters, doing).await
     }
 

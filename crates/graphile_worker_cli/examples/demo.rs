@@ -125,7 +125,7 @@ impl Worker {
     async fn begun(&mut self) -> Result<String, Box<dyn Error>> {
         let mut url = None;
         while let Some(line) = self.lines.recv().await {
-            url = url.or_else(|| Some(line.trim().strip_prefix("DATABASE_URL=")?.to_owned()));
+            url = url.or_else(|| Some(line.trim().strip_prefix("export DATABASE_URL=")?.trim_matches('\'').to_owned()));
             if line.contains("add_job(")
                 && let Some(url) = url.take()
             {

@@ -5,10 +5,14 @@ use crate::crontab::CrontabCommand;
 use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::operate;
-use clap::error::ErrorKind;
+use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
+use clap::error::{ContextKind, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::num::{IntErrorKind, ParseIntError};
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// A job queue on the PostgreSQL you already have.
 ///
@@ -101,15 +105,15 @@ pub(crate) struct RunArguments {
     pub(crate) crontab: Option<PathBuf>,
 
     /// How many jobs run at the same time [default: 1]
-    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_JOBS", hide_env_values = true)]
+    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_JOBS", hide_env_values = true, value_parser = whole::<usize>)]
     pub(crate) jobs: Option<usize>,
 
     /// How many connections the tasks' pool may have; the worker's own two to six are not among them [default: 10]
-    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_MAX_POOL_SIZE", hide_env_values = true)]
+    #[arg(short, long, value_name = "N", env = "GRAPHILE_WORKER_MAX_POOL_SIZE", hide_env_values = true, value_parser = whole::<u32>)]
     pub(crate) max_pool_size: Option<u32>,
 
     /// How long to wait between polling for jobs, in milliseconds [default: 2000]
-    #[arg(long, value_name = "MS", env = "GRAPHILE_WORKER_POLL_INTERVAL", hide_env_values = true)]
+    #[arg(long, value_name = "MS", env = "GRAPHILE_WORKER_POLL_INTERVAL", hide_env_values = true, value_parser = whole::<u64>)]
     pub(crate) poll_interval: Option<u64>,
 
     /// Do not keep prepared statements, e.g. for PgBouncer
@@ -117,11 +121,11 @@ pub(crate) struct RunArguments {
     pub(crate) no_prepared_statements: bool,
 
     /// How many seconds running jobs may take to end when the worker is told to stop [default: 5]
-    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_GRACE_PERIOD", hide_env_values = true)]
+    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_GRACE_PERIOD", hide_env_values = true, value_parser = whole::<u64>)]
     pub(crate) grace_period: Option<u64>,
 
     /// How many seconds to wait for workers of older releases to finish, where the schema changes under them [default: 600]
-    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_MAX_MIGRATION_WAIT", hide_env_values = true)]
+    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_MAX_MIGRATION_WAIT", hide_env_values = true, value_parser = whole::<u64>)]
     pub(crate) max_migration_wait: Option<u64>,
 
     /// Do not register, nor free the jobs of workers that have died
@@ -175,6 +179,51 @@ pub(crate) struct DevArguments {
     pub(crate) run: RunArguments,
 }
 
+/// A whole number.
+pub(crate) fn whole<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => "too large a number".to_owned(),
+        IntErrorKind::NegOverflow => "too small a number".to_owned(),
+        _ => "expected a whole number".to_owned(),
+    })
+}
+
+/// A whole number of two bytes, as priorities and attempts are.
+pub(crate) fn small(text: &str) -> Result<i16, String> {
+    text.parse().map_err(|_| format!("expected a whole number from {} to {}", i16::MIN, i16::MAX))
+}
+
+/// A whole number that is not 0.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match whole(text)? {
+        0 => Err("expected at least 1".to_owned()),
+        number => Ok(number),
+    }
+}
+
+/// A length of time.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "expected a length of time such as 90s, 10m or \"1h 30m\"".to_owned())
+}
+
+/// The id of a job.
+pub(crate) fn job_id(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "expected the id of a job, a number".to_owned())
+}
+
+/// A time; without a zone it is UTC, without a time of day midnight.
+pub(crate) fn time(text: &str) -> Result<DateTime<Utc>, String> {
+    let text = text.trim();
+    let local = |format| NaiveDateTime::parse_from_str(text, format).ok();
+    let midnight = || NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?.and_hms_opt(0, 0, 0);
+    let without_zone = || {
+        let formats = ["%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"];
+        formats.into_iter().find_map(local).or_else(midnight).map(|time| time.and_utc())
+    };
+    let time = text.parse().ok().or_else(without_zone);
+    time.ok_or_else(|| "expected a time such as 2030-01-31T12:00:00Z".to_owned())
+}
+
 /// What there is to do after reading the command line.
 pub(crate) enum Read {
     Asked(Box<Arguments>),
@@ -213,15 +262,80 @@ fn refuse_misplaced(matches: &clap::ArgMatches, command: &str) -> Result<(), Fai
 
 /// Clap explains at length; what comes before the usage says what is wrong, and often what was meant.
 fn in_one_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return missing_subcommand();
+    }
     let text = error.to_string();
-    if text.contains("://") || text.contains('@') {
+    if quotes_a_connection(&text, &given()) {
         // It quotes what it found, and what it found has a password in it.
         return "there is a connection string where none was expected: it goes behind -c".to_owned();
     }
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let explanation: Vec<&str> =
-        lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
-    explanation.join(" ").trim_start_matches("error: ").to_owned()
+    let mut explanation = String::new();
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")) {
+        match line.strip_prefix("tip: ") {
+            Some(tip) => explanation.push_str(&meant(tip)),
+            None if explanation.is_empty() => explanation.push_str(line.trim_start_matches("error: ")),
+            None => {
+                explanation.push(' ');
+                explanation.push_str(line);
+            }
+        }
+    }
+    match variable(error) {
+        Some((argument, name)) => {
+            explanation.replacen(&format!("for '{argument}'"), &format!("for '{argument}' in {name}"), 1)
+        }
+        None => explanation,
+    }
+}
+
+/// A tip of clap's, behind what was wrong.
+fn meant(tip: &str) -> String {
+    match tip.split_once(" exist").and_then(|(_, names)| names.split_once(": ")) {
+        Some((_, names)) => format!("; did you mean {}?", names.replace(", ", " or ")),
+        None => format!("; {tip}"),
+    }
+}
+
+/// The only command that has commands itself was given none.
+fn missing_subcommand() -> String {
+    let command = Arguments::command();
+    let above = command.get_subcommands().find(|command| command.is_subcommand_required_set());
+    let Some(above) = above else { return "a command is missing".to_owned() };
+    let names: Vec<String> = above
+        .get_subcommands()
+        .filter(|below| below.get_name() != "help")
+        .map(|below| format!("`{}`", below.get_name()))
+        .collect();
+    format!("`{}` needs {} behind it", above.get_name(), names.join(" or "))
+}
+
+/// What clap may quote: the arguments of this process, and what its environment says for flags.
+fn given() -> Vec<String> {
+    let arguments = std::env::args_os().skip(1);
+    let variables = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GRAPHILE_WORKER_"));
+    arguments.chain(variables.map(|(_, value)| value)).map(|value| value.to_string_lossy().into_owned()).collect()
+}
+
+/// Whether a word of this text comes from what was given and might be (part of) a connection string. Help has examples of
+/// them, which are no secret.
+fn quotes_a_connection(text: &str, given: &[String]) -> bool {
+    let suspicious = |word: &&str| word.contains("://") || word.contains('@');
+    let words = text.split(|c: char| c.is_whitespace() || "'\"`,".contains(c));
+    words.filter(suspicious).any(|word| given.iter().any(|given| given.contains(word)))
+}
+
+/// The flag whose value is wrong and the variable that it came from, if it did.
+fn variable(error: &clap::Error) -> Option<(String, String)> {
+    let argument = error.get(ContextKind::InvalidArg)?.to_string();
+    let value = error.get(ContextKind::InvalidValue)?.to_string();
+    let flag = argument.split_whitespace().next()?.strip_prefix("--")?;
+    let command = Arguments::command();
+    let name = command.get_arguments().find(|known| known.get_long() == Some(flag))?.get_env()?;
+    let is_from_there = std::env::var(name).is_ok_and(|set| set == value);
+    let is_on_the_line = std::env::args().skip(1).any(|argument| argument.ends_with(&value));
+    (is_from_there && !is_on_the_line).then(|| (argument.clone(), name.to_string_lossy().into_owned()))
 }
 
 #[cfg(test)]
@@ -231,5 +345,33 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_time_may_lack_its_zone_and_its_hours() {
+        for (text, time_in_full) in [
+            ("2030-01-31T12:00:00Z", "2030-01-31T12:00:00Z"),
+            ("2030-01-31T12:00:00+02:00", "2030-01-31T10:00:00Z"),
+            ("2030-01-31 12:30", "2030-01-31T12:30:00Z"),
+            ("2030-01-31 12:30:05", "2030-01-31T12:30:05Z"),
+            ("2030-01-31", "2030-01-31T00:00:00Z"),
+        ] {
+            let wanted: DateTime<Utc> = time_in_full.parse().expect("a time");
+            assert_eq!(time(text), Ok(wanted), "{text}");
+        }
+        for text in ["tomorrow", "2030-02-31", "", "2030-01-31 25:00"] {
+            assert_eq!(time(text), Err("expected a time such as 2030-01-31T12:00:00Z".to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_what_was_given_is_a_connection_string() {
+        let given = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let help = "-c <URL> such as postgres://user@host:5432/database";
+        assert!(!quotes_a_connection(help, &given(&["crontab"])));
+        for argument in ["postgres://u:p@h/d", "--jobs=postgres://u:p@h/d", "-jpostgres://u:p@h/d"] {
+            assert!(quotes_a_connection("invalid value 'postgres://u:p@h/d' for '--jobs'", &given(&[argument])));
+        }
+        assert!(quotes_a_connection("unrecognized subcommand 'u:two words@h'", &given(&["u:two words@h"])));
     }
 }

@@ -1,5 +1,6 @@
 //! `crontab check` and `crontab next`: what is wrong with crontabs, and when they fire. No database.
 
+use crate::arguments;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -24,10 +25,10 @@ pub(crate) enum CrontabCommand {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// How many times of each item
-        #[arg(long, value_name = "N", default_value_t = 10)]
+        #[arg(long, value_name = "N", default_value_t = 10, value_parser = arguments::at_least_one)]
         count: usize,
         /// After this instant, such as 2026-01-31T12:00:00Z [default: now]
-        #[arg(long, value_name = "TS")]
+        #[arg(long, value_name = "TS", value_parser = arguments::time)]
         from: Option<DateTime<Utc>>,
         /// As JSON
         #[arg(long)]

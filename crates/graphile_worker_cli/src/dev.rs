@@ -2,15 +2,17 @@
 
 use crate::connection::Database;
 use crate::failure::Failure;
+use crate::operate;
 use crate::output::print;
 use crate::run::{self, Application};
 use crate::settings::RunSettings;
 use crate::signals::Signals;
 use graphile_worker_devdb::{Cluster, ClusterOptions};
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where its PostgreSQL is.
 pub(crate) const FOLDER: &str = ".graphile-worker";
@@ -35,7 +37,7 @@ pub(crate) async fn dev(
     let database = Database::new(cluster.options("postgres"), schema);
     let ended = async {
         signals.unless_told(install(&database)).await?;
-        print(&greeting(&cluster, schema, &a_task(settings.tasks.path())))?;
+        print(&greeting(&cluster, schema, &a_task(settings.tasks.path(), settings)))?;
         run::run(options, settings, &database, signals).await
     }
     .await;
@@ -86,30 +88,88 @@ async fn install(database: &Database) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a task that is there, for an example that works when it is pasted.
-fn a_task(folder: &Path) -> String {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let executables = files
-        .filter(|file| file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0));
-    let names = executables.filter_map(|file| file.path().file_stem()?.to_str().map(str::to_owned));
-    names.filter(|name| !name.contains('\'')).min().unwrap_or_else(|| "hello".to_owned())
+/// The name of a task that is there and can run, for an example that works when it is pasted.
+fn a_task(folder: &Path, settings: &RunSettings) -> String {
+    let mut names = Vec::new();
+    collect(folder, "", settings, &mut names);
+    names.into_iter().min().unwrap_or_else(|| "hello".to_owned())
+}
+
+fn collect(folder: &Path, prefix: &str, settings: &RunSettings, names: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, file) = (entry.path(), entry.file_name());
+        let Some(file) = file.to_str().filter(|file| *file != "node_modules" && *file != "__pycache__") else {
+            continue;
+        };
+        let is_name =
+            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        if !file.split('.').all(is_name) {
+            continue;
+        }
+        let (name, extension) = file.split_once('.').unwrap_or((file, ""));
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&path, &format!("{prefix}{file}/"), settings, names);
+        } else if can_run(&path, extension, settings) {
+            names.push(format!("{prefix}{name}"));
+        }
+    }
+}
+
+/// Whether there is what runs it, as far as that is to be seen from outside.
+fn can_run(path: &Path, extension: &str, settings: &RunSettings) -> bool {
+    let Ok(found) = std::fs::metadata(path) else { return false };
+    let has_run_bit = found.permissions().mode() & 0o111 != 0;
+    let program = |named: &Option<PathBuf>, usual: &str| is_there(named.as_deref().unwrap_or(Path::new(usual)));
+    match extension {
+        "js" | "cjs" | "mjs" => program(&settings.node, "node"),
+        // Not every Node can.
+        "ts" | "mts" => false,
+        "py" if !has_run_bit => program(&settings.python, "python3"),
+        _ => found.is_file() && has_run_bit && has_interpreter(path),
+    }
+}
+
+/// Whether the first line names a program that is there; where there is no such line, whether it is no text.
+fn has_interpreter(path: &Path) -> bool {
+    let mut beginning = [0; 256];
+    let Ok(length) = File::open(path).and_then(|mut file| file.read(&mut beginning)) else { return false };
+    let beginning = &beginning[..length];
+    let Some(line) = beginning.strip_prefix(b"#!") else { return beginning.contains(&0) };
+    let line = String::from_utf8_lossy(line.split(|byte| *byte == b'\n').next().unwrap_or_default()).into_owned();
+    let mut words = line.split_whitespace();
+    let Some(program) = words.next() else { return false };
+    let wanted = words.find(|word| !word.starts_with('-') && !word.contains('='));
+    let is_env = Path::new(program).file_name().is_some_and(|name| name == "env");
+    is_there(Path::new(program)) && (!is_env || wanted.is_some_and(|wanted| is_there(Path::new(wanted))))
+}
+
+/// A program, by its path or on the PATH.
+fn is_there(program: &Path) -> bool {
+    if program.components().count() > 1 {
+        return program.exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 fn greeting(cluster: &Cluster, schema: &str, task: &str) -> String {
     let plain = schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && schema.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    let schema = if plain { schema.to_owned() } else { format!("\"{}\"", schema.replace('"', "\"\"")) };
+    let quoted = if plain { schema.to_owned() } else { format!("\"{}\"", schema.replace('"', "\"\"")) };
     let options = cluster.options("postgres");
     // Over the socket no password is asked for, so that none is on a command line.
     let socket = options.get_socket().map(|socket| socket.display().to_string()).unwrap_or_default();
     format!(
-        "PostgreSQL runs in {folder}, for as long as this does. For your application:\n\n\
-         \x20   DATABASE_URL={url}\n\n\
-         To add a job, start psql and paste the second line:\n\n\
+        "PostgreSQL runs in {folder}, for as long as this does. For your application, and for other terminals:\n\n\
+         \x20   export DATABASE_URL='{url}'\n\n\
+         To add a job:\n\n\
+         \x20   {program} add {task} '{{\"name\": \"world\"}}'\n\n\
+         or start psql and paste the second line:\n\n\
          \x20   psql -h '{socket}' -p {port} -U postgres\n\
-         \x20   select {schema}.add_job('{task}', '{{\"name\": \"world\"}}');\n\n",
+         \x20   select {quoted}.add_job('{task}', '{{\"name\": \"world\"}}');\n\n",
         folder = cluster.folder().display(),
         url = cluster.url("postgres"),
+        program = operate::program(schema),
         port = options.get_port(),
     )
 }

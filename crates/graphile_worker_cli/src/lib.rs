@@ -75,9 +75,11 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
         Read::Words(words) => return output::print(&words),
     };
     let Arguments { global, run, tidy, command } = arguments;
-    if let Some(connection) = &global.connection
-        && !matches!(command, Some(Command::Dev(_)))
-    {
+    if let Some(connection) = &global.connection {
+        if matches!(command, Some(Command::Dev(_))) {
+            let message = "`dev` has a database of its own: leave out -c, or leave out `dev`";
+            return Err(Failure::Usage(message.to_owned()));
+        }
         connection::keep_out_of_sight(connection)?;
     }
     let file = ConfigFile::read(global.config.as_deref())?;
@@ -122,9 +124,6 @@ async fn do_what_is_asked(application: Application) -> Result<(), Failure> {
             let mut page = Vec::new();
             clap_mangen::Man::new(Arguments::command()).render(&mut page)?;
             output::print(&String::from_utf8_lossy(&page))
-        }
-        Some(Command::Dev(_)) if global.connection.is_some() => {
-            Err(Failure::Usage("`dev` has a database of its own: leave out -c, or leave out `dev`".to_owned()))
         }
         Some(Command::Dev(asked)) => {
             let mut settings = RunSettings::new(asked.run, file)?;

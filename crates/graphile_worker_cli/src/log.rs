@@ -99,7 +99,7 @@ struct Fields(Map<String, Value>);
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.set(field, format!("{value:?}").into());
+        self.set(field, list_of_texts(&format!("{value:?}")));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
@@ -162,16 +162,18 @@ impl Fields {
         }
     }
 
-    /// As in Node's log: `worker(ID)`, `job(ID: TASK{JOB})`, `core`.
+    /// As in Node's log: `worker(ID)`, `job(ID: TASK{JOB})`, `core`. What it does not show stays among the details.
     fn scope(&mut self, target: &str) -> String {
         let label = self.take("label");
-        let (worker, task, job) = (self.take("worker_id"), self.take("task_identifier"), self.take("job_id"));
-        match (label.as_str(), worker.is_empty()) {
-            ("job", false) => format!("job({worker}: {task}{{{job}}})"),
+        match (label.as_str(), self.0.contains_key("worker_id")) {
+            ("job" | "task", true) if self.0.contains_key("job_id") => {
+                let (worker, task, job) = (self.take("worker_id"), self.take("task_identifier"), self.take("job_id"));
+                format!("{label}({worker}: {task}{{{job}}})")
+            }
             ("", _) if target.starts_with("graphile_worker") => "core".to_owned(),
             ("", _) => target.to_owned(),
-            (_, true) => label,
-            (_, false) => format!("{label}({worker})"),
+            (_, true) => format!("{label}({})", self.take("worker_id")),
+            (_, false) => label,
         }
     }
 
@@ -185,10 +187,23 @@ impl Fields {
     }
 }
 
+/// Sets and lists of texts come written as Rust writes them: for machines they are arrays, whatever else is a text.
+fn list_of_texts(written: &str) -> Value {
+    let inner = [('{', '}'), ('[', ']')]
+        .into_iter()
+        .find_map(|(opens, closes)| written.strip_prefix(opens)?.strip_suffix(closes));
+    let texts = inner.and_then(|inner| serde_json::from_str::<Vec<String>>(&format!("[{inner}]")).ok());
+    texts.map_or_else(|| written.into(), Value::from)
+}
+
 fn detail(name: &str, value: &Value) -> String {
     match (name, value) {
         ("ms", value) => format!("{value}ms"),
         (name, Value::String(text)) => format!("{name}: {text}"),
+        (name, Value::Array(texts)) => {
+            let texts: Vec<&str> = texts.iter().filter_map(Value::as_str).collect();
+            format!("{name}: {}", if texts.is_empty() { "none".to_owned() } else { texts.join(", ") })
+        }
         (name, value) => format!("{name}: {value}"),
     }
 }
@@ -251,9 +266,34 @@ mod tests {
                 "[worker(w1)] INFO: stopping",
             ),
             (fields(json!({"label": "cron", "message": "again"})), Level::INFO, "[cron] INFO: again"),
+            (
+                fields(json!({"label": "worker", "message": "a task has changed", "task_identifier": "t"})),
+                Level::INFO,
+                "[worker] INFO: a task has changed (task_identifier: t)",
+            ),
+            (
+                fields(json!({"label": "recovery", "message": "job recovered", "job_id": 7, "from": "w0"})),
+                Level::WARN,
+                "[recovery] WARN: job recovered (from: w0, job_id: 7)",
+            ),
+            (
+                fields(json!({"label": "worker", "worker_id": "w1", "message": "looking", "tasks": ["a", "b/c"]})),
+                Level::INFO,
+                "[worker(w1)] INFO: looking (tasks: a, b/c)",
+            ),
             (fields(json!({"message": "schema migrated"})), Level::INFO, "[core] INFO: schema migrated"),
         ] {
             assert_eq!(fields.into_text(&level, "graphile_worker::migrate", false), line);
+        }
+    }
+
+    #[test]
+    fn a_list_of_texts_is_an_array_and_nothing_else_is() {
+        let tasks = std::collections::BTreeSet::from(["a", "b \"c\""]);
+        assert_eq!(list_of_texts(&format!("{tasks:?}")), json!(["a", "b \"c\""]));
+        assert_eq!(list_of_texts("{}"), json!([]));
+        for text in ["{\"a\": 1}", "Some(1)", "{unknown}"] {
+            assert_eq!(list_of_texts(text), json!(text));
         }
     }
 

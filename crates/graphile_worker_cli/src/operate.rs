@@ -119,10 +119,21 @@ async fn utils(database: &Database) -> Result<WorkerUtils, Failure> {
 
 fn not_installed(database: &Database) -> Failure {
     Failure::because(format!(
-        "Graphile Worker is not installed in the schema {:?} on {}, or by an older release: run `graphile-worker migrate`",
+        "Graphile Worker is not installed in the schema {:?} on {}, or by an older release: run `{} migrate`, or name the right schema with -s",
         database.schema(),
-        database.server()
+        database.server(),
+        program(database.schema())
     ))
+}
+
+/// How the program is called for this schema.
+pub(crate) fn program(schema: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match schema {
+        "graphile_worker" => "graphile-worker".to_owned(),
+        plain if plain.chars().all(is_plain) => format!("graphile-worker -s {plain}"),
+        odd => format!("graphile-worker -s '{}'", odd.replace('\'', "'\\''")),
+    }
 }
 
 /// What a refusal of the server means to somebody who operates a queue.

@@ -56,9 +56,25 @@ impl ConfigFile {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));
             let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
-            format!("line {line}: {}", error.message().replace('\n', " "))
+            let key = text.lines().nth(line - 1).and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+            format!("line {line}: {}", in_plain_words(&error.message().replace('\n', " "), key))
         })
     }
+}
+
+/// What the parser says of a value that is of the wrong kind, with its key and without Rust's types.
+fn in_plain_words(message: &str, key: Option<&str>) -> String {
+    let wrong = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    let (Some((found, wanted)), Some(key)) = (wrong.and_then(|wrong| wrong.rsplit_once(", expected ")), key) else {
+        return message.to_owned();
+    };
+    let wanted = match wanted {
+        "usize" | "u32" | "u64" => "a whole number of at least 0",
+        "a boolean" => "true or false",
+        "a string" | "path string" => "a text in quotes",
+        wanted => wanted,
+    };
+    format!("{key} is {}, expected {wanted}", found.replace('`', ""))
 }
 
 /// How to run jobs.
@@ -160,7 +176,10 @@ mod tests {
     fn a_wrong_file_is_told_with_its_line_and_without_what_is_in_it() {
         for (text, message) in [
             ("jobs = 4\njbos = 5", "line 2: unknown field `jbos`, expected one of `connection`"),
-            ("jobs = \"four\"", "line 1: invalid type: string \"four\", expected usize"),
+            ("jobs = \"four\"", "line 1: jobs is string \"four\", expected a whole number of at least 0"),
+            ("watch = 1", "line 1: watch is integer 1, expected true or false"),
+            ("schema = 1", "line 1: schema is integer 1, expected a text in quotes"),
+            ("\njobs = -1", "line 2: jobs is integer -1, expected a whole number of at least 0"),
             ("\n\nconnection = postgres://u:secret@host/db", "line 3: "),
         ] {
             let error = ConfigFile::parse(text).expect_err("a wrong file");

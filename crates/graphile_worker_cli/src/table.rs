@@ -4,7 +4,6 @@
 use chrono::{DateTime, SecondsFormat, Utc};
 use comfy_table::{Cell as Shown, CellAlignment, Color, ContentArrangement, Row, Table as Drawn, presets};
 use std::io::IsTerminal;
-use std::time::Duration;
 
 /// A column that has to be left out of a narrow terminal, or wrapped, is given this much room before.
 const LEAST_WIDTH: usize = 10;
@@ -161,7 +160,20 @@ impl Table {
             }
         }
         let lines: Vec<String> = drawn.lines().map(|line| line.trim_end().to_owned()).collect();
-        lines.join("\n") + "\n"
+        let mut shown = lines.join("\n") + "\n";
+        let left_out = self.left_out(&columns);
+        if !left_out.is_empty() {
+            shown.push_str(&wrapped(&format!("… no room for: {}", left_out.join(", ")), screen.width));
+            shown.push('\n');
+        }
+        shown
+    }
+
+    /// The titles of columns that are not among these although there is something in them.
+    fn left_out(&self, shown: &[usize]) -> Vec<&'static str> {
+        let says_something = |at: &usize| self.rows.iter().any(|row| !["", "0"].contains(&row[*at].text.as_str()));
+        let left_out = (0..self.columns.len()).filter(|at| !shown.contains(at)).filter(says_something);
+        left_out.map(|at| self.columns[at].title).collect()
     }
 
     /// The columns that there is room for, by their positions.
@@ -200,6 +212,24 @@ pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
+/// In lines that are no longer than the screen is wide, as far as words are not.
+pub(crate) fn wrapped(text: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return text.to_owned() };
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let fits = |line: &String| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= width;
+        match lines.last_mut().filter(|line| fits(line)) {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
 /// The first so many characters of a text, in one line.
 pub(crate) fn in_short(text: &str, most: usize) -> String {
     cut(&harmless(text).split_whitespace().collect::<Vec<_>>().join(" "), most)
@@ -213,10 +243,16 @@ pub(crate) fn cut(line: &str, most: usize) -> String {
     line.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A length of time, by its two largest units.
+/// A length of time, by its two largest units, as the library writes it in its explanations.
 pub(crate) fn length(seconds: f64) -> String {
-    let whole = Duration::from_secs(seconds.abs().round().min(1e11) as u64);
-    humantime::format_duration(whole).to_string().split(' ').take(2).collect::<Vec<_>>().join(" ")
+    let whole = seconds.abs().round().min(1e11) as u64;
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let Some(first) = units.iter().position(|(length, _)| whole >= *length) else { return "0s".to_owned() };
+    let (length, name) = units[first];
+    match units.get(first + 1).map(|(smaller, name)| (whole % length / smaller, name)) {
+        Some((rest @ 1.., smaller)) => format!("{}{name} {rest}{smaller}", whole / length),
+        _ => format!("{}{name}", whole / length),
+    }
 }
 
 /// How far away a time is.
@@ -275,7 +311,24 @@ mod tests {
     #[test]
     fn what_is_optional_goes_first() {
         assert!(shown(Some(60))[0].ends_with("key"));
-        assert!(!shown(Some(28))[0].contains("key"));
+        let narrow = shown(Some(28));
+        assert!(!narrow[0].contains("key"));
+        assert_eq!(narrow.last().map(String::as_str), Some("… no room for: key"));
+    }
+
+    #[test]
+    fn a_column_that_says_nothing_is_left_out_without_a_word() {
+        let mut table = Table::new(&[text("task"), number("retrying").optional(), number("failed").optional()]);
+        table.row(["send_email".into(), Cell::count(0, Tone::Plain), Cell::count(3, Tone::Bad)]);
+        let shown = table.show(Screen { width: Some(15), colours: false });
+        assert_eq!(shown, "task\nsend_email\n… no room for:\nfailed\n");
+    }
+
+    #[test]
+    fn a_long_line_is_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", Some(8)), "one two\nthree");
+        assert_eq!(wrapped("one two three", None), "one two three");
+        assert_eq!(wrapped("unbreakable one", Some(5)), "unbreakable\none");
     }
 
     #[test]
@@ -286,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_length_of_time_is_short() {
-        assert_eq!((length(0.2), length(61.0), length(90_061.0)), ("0s".into(), "1m 1s".into(), "1day 1h".into()));
+        assert_eq!((length(0.2), length(61.0), length(90_061.0)), ("0s".into(), "1m 1s".into(), "1d 1h".into()));
     }
 
     #[test]

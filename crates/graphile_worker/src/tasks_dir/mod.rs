@@ -51,9 +51,11 @@ fn kind(extension: &str, has_run_bit: bool, languages: &[Language]) -> Kind {
         Some(Language::JavaScript) => Kind::Script(Language::JavaScript),
         _ if has_run_bit => Kind::Executable,
         Some(language) => Kind::Script(language.clone()),
-        None => Kind::NoTask("has no run bit"),
+        None => Kind::NoTask(NO_RUN_BIT),
     }
 }
+
+const NO_RUN_BIT: &str = "has no run bit: chmod +x it if it is a task";
 
 /// For one name, the file with the lowest is the task. Node's worker prefers what it can load to executables, and knows
 /// no other languages: a folder means the same to both.
@@ -338,9 +340,7 @@ impl TasksDir {
                 self.hosts.unload(identifier);
             }
         }
-        if before.is_none_or(|before| before.problems != loaded.problems) {
-            self.tell_problems(&loaded.problems);
-        }
+        self.tell_problems(&loaded.problems, before.map(|before| &before.problems));
         loaded
     }
 
@@ -365,16 +365,14 @@ impl TasksDir {
         Ok(Arc::new(task))
     }
 
-    fn tell_problems(&self, problems: &BTreeMap<PathBuf, String>) {
-        if problems.is_empty() {
-            return;
-        }
-        let shown = |(path, problem): (&PathBuf, &String)| {
+    /// A line for each file that was not told of already.
+    fn tell_problems(&self, problems: &BTreeMap<PathBuf, String>, before: Option<&BTreeMap<PathBuf, String>>) {
+        let is_new = |path: &PathBuf, problem: &String| before.is_none_or(|before| before.get(path) != Some(problem));
+        for (path, problem) in problems.iter().filter(|(path, problem)| is_new(path, problem)) {
             let name = path.strip_prefix(&self.path).ok().filter(|name| !name.as_os_str().is_empty());
-            format!("{} ({problem})", name.unwrap_or(path).display())
-        };
-        let files = problems.iter().map(shown).collect::<Vec<_>>().join("; ");
-        warn!(label = "worker", folder = %self.path.display(), files, "files in the tasks folder that are no tasks");
+            let file = name.unwrap_or(path).display();
+            warn!(label = "worker", %file, problem, "a file in the tasks folder is no task");
+        }
     }
 }
 
@@ -402,7 +400,7 @@ mod tests {
         assert_eq!(kind(".py", false, &LANGUAGES), Kind::Script(Language::Python));
         assert_eq!(kind(".mjs", true, &LANGUAGES), Kind::Script(Language::JavaScript));
         assert_eq!(kind(".ts", false, &LANGUAGES), Kind::Script(Language::JavaScript));
-        assert_eq!(kind(".d.ts", false, &LANGUAGES), Kind::NoTask("has no run bit"));
+        assert_eq!(kind(".d.ts", false, &LANGUAGES), Kind::NoTask(NO_RUN_BIT));
     }
 
     fn chosen(files: &[(&str, bool)]) -> (Scan, Option<String>) {
@@ -440,6 +438,6 @@ mod tests {
         let (scan, chosen) = chosen(&[("t.sql", false), ("t.js.map", false), ("t.sh", true)]);
         assert_eq!((chosen.as_deref(), scan.problems.len()), (Some("t.sh"), 0));
         let (scan, chosen) = self::chosen(&[("t.sql", false)]);
-        assert_eq!((chosen, &*scan.problems[Path::new("t.sql")]), (None, "has no run bit"));
+        assert_eq!((chosen, &*scan.problems[Path::new("t.sql")]), (None, NO_RUN_BIT));
     }
 }

@@ -48,7 +48,7 @@ async fn conforms(options: HostOptions, tasks: PathBuf, extension: &str) {
     assert!(texts("last_error")[1].starts_with("2 of 3 items failed, the first with: odd"), "{left:?}");
     assert_eq!(texts("last_error")[2].lines().next(), Some("boom"), "the message comes first");
     assert!(log.line("hello").is_some_and(|line| line.contains("task_identifier=\"speaks\"")), "{}", log.text());
-    let broken = log.line(&format!("broken.{extension} ("));
+    let broken = log.line(&format!("file=broken.{extension} problem="));
     assert!(broken.is_some(), "the file that does not load is named in\n{}", log.text());
 
     add("'waits'").await;

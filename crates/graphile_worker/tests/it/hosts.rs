@@ -533,14 +533,14 @@ async fn files_that_do_not_load_are_named_and_the_others_run() {
     db.add_job("'fine_py'").await;
     let (log, _guard) = Log::start();
     run_once(&db, &project).await;
-    let line = log.line("files in the tasks folder that are no tasks").unwrap();
+    let line = log.lines("a file in the tasks folder is no task");
     for text in [
-        "broken.js (",
+        "file=broken.js problem=",
         "no-such-package",
         "number.cjs exports a value of type number, expected a function",
-        "leaves.js (the host process ended with exit code 7 while it loaded the file",
+        "file=leaves.js problem=\"the host process ended with exit code 7 while it loaded the file",
         "none.py has no `task`, expected a function",
-        "indent.py (",
+        "file=indent.py problem=",
     ] {
         assert!(line.contains(text), "{text:?} in {line}");
     }
@@ -564,10 +564,10 @@ async fn without_node_its_tasks_are_named_and_the_others_run() {
     let (log, _guard) = Log::start();
     let hosts = HostOptions::default().node("/nowhere/node");
     options(&db, &project).host_options(hosts).init().await.unwrap().run_once().await.unwrap();
-    let line = log.line("files in the tasks folder that are no tasks").unwrap();
+    let line = log.lines("a file in the tasks folder is no task");
     assert!(
         line.contains(
-            "js.js (`/nowhere/node` does not exist: install Node, or say where it is (`--node`, `HostOptions::node`))"
+            "file=js.js problem=\"`/nowhere/node` does not exist: install Node, or say where it is (`--node`, `HostOptions::node`)\""
         ),
         "{line}"
     );

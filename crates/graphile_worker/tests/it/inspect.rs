@@ -344,7 +344,11 @@ async fn a_checkup_of_nothing_says_what_to_run() {
     assert_eq!(checkup.level, CheckLevel::Problem);
     assert_eq!(
         check(&checkup, "schema"),
-        (CheckLevel::Problem, "nothing is installed in \"graphile_worker\"", "Run `graphile-worker migrate`.")
+        (
+            CheckLevel::Problem,
+            "nothing is installed in \"graphile_worker\"",
+            "Run `graphile-worker migrate`. If it is in another schema, name that with -s."
+        )
     );
 }
 

@@ -231,6 +231,11 @@ impl Log {
     pub(crate) fn line(&self, text: &str) -> Option<String> {
         self.text().lines().find(|line| line.contains(text)).map(str::to_owned)
     }
+
+    /// All lines with this text.
+    pub(crate) fn lines(&self, text: &str) -> String {
+        self.text().lines().filter(|line| line.contains(text)).map(|line| line.to_owned() + "\n").collect()
+    }
 }
 
 impl std::io::Write for Log {

@@ -455,15 +455,15 @@ async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_w
     let mut ran: Vec<String> = folder.text("ran").lines().map(str::to_owned).collect();
     ran.sort();
     assert_eq!(ran, ["dotted", "linked", "mail/daily/send", "plain", "twice"]);
-    let warning = log.line("files in the tasks folder that are no tasks").unwrap();
+    let warning = log.lines("a file in the tasks folder is no task");
     for part in [
-        "README.md (has no run bit)",
-        "broken (is a link that leads nowhere",
-        "around (is a link to a folder",
-        "twice.sh (twice is ",
+        "file=README.md problem=\"has no run bit: chmod +x it if it is a task\"",
+        "file=broken problem=\"is a link that leads nowhere",
+        "file=around problem=\"is a link to a folder",
+        "file=twice.sh problem=\"twice is ",
         "has a name of 129 characters",
-        "odd name (has characters in its name",
-        "both.sh (both is ",
+        "file=odd name problem=\"has characters in its name",
+        "file=both.sh problem=\"both is ",
     ] {
         assert!(warning.contains(part), "{part} is not in {warning}");
     }
@@ -484,7 +484,7 @@ async fn a_task_in_code_goes_before_a_file_of_its_name() {
     let worker = options(&db, &folder).define_task("both", |_: Value, _| async {}).init().await.unwrap();
     worker.run_once().await.unwrap();
     assert_eq!(count(&db).await, 0);
-    assert!(log.line("both (both is defined in code)").is_some());
+    assert!(log.line("file=both problem=\"both is defined in code\"").is_some());
 }
 
 #[tokio::test]

@@ -5,15 +5,16 @@ use crate::arguments;
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
-use crate::table::{away, harmless, length};
+use crate::table::{Screen, away, harmless, length, wrapped};
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use graphile_worker::{
     CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState,
-    WorkerUtils,
+    WorkerSummary, WorkerUtils,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
 use serde_json::json;
 use serde_json::value::RawValue;
 use std::path::{Path, PathBuf};
@@ -44,10 +45,10 @@ pub(crate) struct Add {
     #[command(flatten)]
     when: When,
     /// How often it may be tried [default: 25]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = arguments::small)]
     max_attempts: Option<i16>,
     /// Lower runs first [default: 0]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = arguments::small)]
     priority: Option<i16>,
     /// A key by which it can be changed or removed later
     #[arg(long, value_name = "KEY")]
@@ -66,10 +67,10 @@ pub(crate) struct Add {
 #[derive(Debug, Args)]
 struct When {
     /// Not before this time, such as 2030-01-31T12:00:00Z
-    #[arg(long, value_name = "TIME", conflicts_with = "delay")]
+    #[arg(long, value_name = "TIME", conflicts_with = "delay", value_parser = arguments::time)]
     run_at: Option<DateTime<Utc>>,
     /// Not before so long from now, such as 90s, 10m or "1h 30m"
-    #[arg(long = "in", id = "delay", value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long = "in", id = "delay", value_name = "DURATION", value_parser = arguments::duration)]
     delay: Option<Duration>,
 }
 
@@ -99,7 +100,7 @@ impl From<KeyMode> for JobKeyMode {
 #[derive(Debug, Args)]
 pub(crate) struct Complete {
     /// The jobs
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = arguments::job_id)]
     ids: Vec<i64>,
     #[command(flatten)]
     form: Form,
@@ -109,7 +110,7 @@ pub(crate) struct Complete {
 #[derive(Debug, Args)]
 pub(crate) struct Fail {
     /// The jobs
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = arguments::job_id)]
     ids: Vec<i64>,
     /// What becomes their last error
     #[arg(long, value_name = "TEXT", default_value = "Manually marked as failed")]
@@ -123,22 +124,22 @@ pub(crate) struct Fail {
 #[command(group = clap::ArgGroup::new("changes").required(true).multiple(true))]
 pub(crate) struct Reschedule {
     /// The jobs
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = arguments::job_id)]
     ids: Vec<i64>,
     /// Not before this time, such as 2030-01-31T12:00:00Z
-    #[arg(long, value_name = "TIME", group = "changes", conflicts_with = "delay")]
+    #[arg(long, value_name = "TIME", group = "changes", conflicts_with = "delay", value_parser = arguments::time)]
     run_at: Option<DateTime<Utc>>,
     /// Not before so long from now, such as 90s, 10m or "1h 30m"
-    #[arg(long = "in", id = "delay", value_name = "DURATION", group = "changes", value_parser = humantime::parse_duration)]
+    #[arg(long = "in", id = "delay", value_name = "DURATION", group = "changes", value_parser = arguments::duration)]
     delay: Option<Duration>,
     /// Lower runs first
-    #[arg(long, value_name = "N", group = "changes", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", group = "changes", allow_negative_numbers = true, value_parser = arguments::small)]
     priority: Option<i16>,
     /// How often they count as tried
-    #[arg(long, value_name = "N", group = "changes")]
+    #[arg(long, value_name = "N", group = "changes", value_parser = arguments::small)]
     attempts: Option<i16>,
     /// How often they may be tried
-    #[arg(long, value_name = "N", group = "changes")]
+    #[arg(long, value_name = "N", group = "changes", value_parser = arguments::small)]
     max_attempts: Option<i16>,
     #[command(flatten)]
     form: Form,
@@ -148,7 +149,7 @@ pub(crate) struct Reschedule {
 #[derive(Debug, Args)]
 pub(crate) struct RunNow {
     /// The jobs
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = arguments::job_id)]
     ids: Vec<i64>,
     #[command(flatten)]
     form: Form,
@@ -170,11 +171,12 @@ pub(crate) struct Sweep {
     /// Only say which workers are dead
     #[arg(long)]
     dry_run: bool,
-    /// Dead is who has not been heard of for so long [default: 5m]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// Dead is who has not been heard of for so long, and never before two of its own heartbeat intervals have passed [default:
+    /// 5m]
+    #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
     threshold: Option<Duration>,
     /// How long their jobs wait before they run again [default: 30s]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
     delay: Option<Duration>,
     #[command(flatten)]
     form: Form,
@@ -331,7 +333,7 @@ struct Line {
     payload: serde_json::Value,
     #[serde(default, alias = "queueName", alias = "queue")]
     queue_name: Option<String>,
-    #[serde(default, alias = "runAt")]
+    #[serde(default, alias = "runAt", deserialize_with = "time")]
     run_at: Option<DateTime<Utc>>,
     #[serde(default, alias = "maxAttempts")]
     max_attempts: Option<i16>,
@@ -349,6 +351,27 @@ fn nothing() -> serde_json::Value {
     json!({})
 }
 
+fn time<'de, D: serde::Deserializer<'de>>(written: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let text = Option::<String>::deserialize(written)?;
+    let wrong = |problem| serde::de::Error::custom(format!("run_at is not a time: {problem}"));
+    text.map(|text| arguments::time(&text).map_err(wrong)).transpose()
+}
+
+/// What is wrong with a line, for somebody who has never seen a parser.
+fn problem(error: &serde_json::Error) -> String {
+    // The parser counts lines, too, and there is only one.
+    let words = error.to_string().replace(" at line 1 column", " at column");
+    match error.classify() {
+        Category::Data => words
+            .replace("missing field `identifier`", "identifier, the task, is missing")
+            .replace("invalid type: ", "found ")
+            .replace("invalid value: ", "found ")
+            .replace("expected i16", "expected a whole number from -32768 to 32767")
+            .replace("expected struct Line", "expected an object such as {\"identifier\": \"hello\"}"),
+        _ => format!("no JSON object such as {{\"identifier\": \"hello\", \"payload\": {{}}}}: {words}"),
+    }
+}
+
 /// All jobs of a file; where any line is wrong, those that are wrong are told, and nothing is done.
 async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
     let (name, text) = if file == Path::new("-") {
@@ -363,9 +386,7 @@ async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
             Ok(line) => jobs.push(RawJobSpec::from(line)),
             Err(error) => {
                 wrong += 1;
-                // The parser counts lines, too, and there is only one.
-                let error = error.to_string().replace(" at line 1 column", " at column");
-                eprintln!("graphile-worker: {name} line {}: {error}", position + 1);
+                eprintln!("graphile-worker: {name} line {}: {}", position + 1, problem(&error));
             }
         }
     }
@@ -565,11 +586,18 @@ pub(super) async fn sweep(asked: Sweep, database: &Database) -> Result<(), Failu
         recovery_delay: asked.delay,
         dry_run: asked.dry_run,
     };
-    let swept = utils(database).await?.sweep_stale_workers(options).await?;
+    let utils = utils(database).await?;
+    let swept = utils.sweep_stale_workers(options).await?;
+    let silent = utils.list_workers(asked.threshold.unwrap_or(Duration::from_secs(5 * 60))).await?;
+    let not_yet: Vec<&WorkerSummary> = silent
+        .iter()
+        .filter(|worker| worker.state == WorkerState::Stale && !swept.worker_ids.contains(&worker.worker_id))
+        .collect();
     if asked.form.json {
         return print_json(&json!({
             "dry_run": asked.dry_run,
             "worker_ids": swept.worker_ids,
+            "not_dead_yet": not_yet.iter().map(|worker| &worker.worker_id).collect::<Vec<_>>(),
             "recovered_count": swept.recovered_count,
             "somebody_else_sweeps": swept.somebody_else_sweeps,
         }));
@@ -577,14 +605,18 @@ pub(super) async fn sweep(asked: Sweep, database: &Database) -> Result<(), Failu
     if swept.somebody_else_sweeps {
         return Err(Failure::because("a worker is just sweeping: nothing was looked at; try again in a moment"));
     }
-    if swept.worker_ids.is_empty() {
-        return print_line("no dead workers");
-    }
     let mut text: String = swept.worker_ids.iter().map(|id| format!("worker {} is dead\n", harmless(id))).collect();
-    text.push_str(&if asked.dry_run {
-        "nothing was changed: leave out --dry-run to free their jobs\n".to_owned()
-    } else {
-        format!("{} freed\n", counted(swept.recovered_count, "job", "jobs"))
+    for worker in not_yet {
+        let heard_of = worker.last_heartbeat_at.map(|time| away(time, Utc::now())).unwrap_or_default();
+        text.push_str(&format!(
+            "worker {} was last heard of {heard_of}, but is not dead before two of its own heartbeat intervals have passed\n",
+            harmless(&worker.worker_id)
+        ));
+    }
+    text.push_str(&match (swept.worker_ids.is_empty(), asked.dry_run) {
+        (true, _) => "no dead workers\n".to_owned(),
+        (false, true) => "nothing was changed: leave out --dry-run to free their jobs\n".to_owned(),
+        (false, false) => format!("{} freed\n", counted(swept.recovered_count, "job", "jobs")),
     });
     print(&text)
 }
@@ -667,12 +699,13 @@ pub(super) async fn cleanup(asked: Cleanup, database: &Database) -> Result<(), F
             "deleted": total, "failed_jobs": jobs, "task_identifiers": identifiers, "job_queues": queues,
         }));
     }
-    print_line(&format!(
+    let said = format!(
         "deleted: {}, {}, {}",
         counted(jobs, "failed job", "failed jobs"),
         counted(identifiers, "task", "tasks"),
         counted(queues, "queue", "queues")
-    ))
+    );
+    print_line(&wrapped(&said, Screen::of_stdout().width))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::{Form, counted, print_json};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
-use crate::table::{Screen, Table};
+use crate::table::{Screen, Table, wrapped};
 use clap::Args;
 use graphile_worker::{Migration, WorkerUtils};
 use serde_json::json;
@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
     /// How many seconds to wait for workers of older releases to finish, where the schema changes under them [default: 600]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::arguments::whole::<u64>)]
     max_migration_wait: Option<u64>,
     #[command(flatten)]
     form: Form,
@@ -33,7 +33,8 @@ pub(crate) struct Uninstall {
 /// Installs the schema, or brings it up to date, and says which.
 pub(crate) async fn migrate(wait: Option<Duration>, database: &Database) -> Result<(), Failure> {
     let (migration, name) = migrated(wait, database).await?;
-    print_line(&format!("{migration}, in the database {name:?} on {}", database.server()))
+    let said = format!("{migration}, in the database {name:?} on {}", database.server());
+    print_line(&wrapped(&said, Screen::of_stdout().width))
 }
 
 pub(super) async fn run_migrate(asked: Migrate, database: &Database) -> Result<(), Failure> {
@@ -79,7 +80,8 @@ pub(super) async fn uninstall(asked: Uninstall, database: &Database) -> Result<(
         return print_json(&found);
     }
     let mut table = Table::of_pairs();
-    table.pair("jobs", format!("{}, of which {} are running", found.jobs, found.running));
+    let are = if found.running == 1 { "is" } else { "are" };
+    table.pair("jobs", format!("{}, of which {} {are} running", found.jobs, found.running));
     table.pair("tables", found.tables.join(", "));
     table.pair("functions", found.functions.to_string());
     if !found.strangers.is_empty() {
@@ -90,9 +92,10 @@ pub(super) async fn uninstall(asked: Uninstall, database: &Database) -> Result<(
     }
     let (schema, jobs) = (&found.schema, counted(found.jobs, "job", "jobs"));
     let said = if found.dropped {
-        format!("Dropped the schema {schema:?} with {jobs}:\n")
+        format!("Dropped the schema {schema:?} with {jobs}:")
     } else {
-        format!("Nothing was changed. With --yes this drops the schema {schema:?} with {jobs}:\n")
+        format!("Nothing was changed. With --yes this drops the schema {schema:?} with {jobs}:")
     };
-    print(&(said + &table.show(Screen::of_stdout())))
+    let screen = Screen::of_stdout();
+    print(&format!("{}\n{}", wrapped(&said, screen.width), table.show(screen)))
 }

@@ -1,6 +1,7 @@
 //! Looking at jobs, queues and workers, without changing anything.
 
 use super::{Form, counted, print_json, utils};
+use crate::arguments;
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
@@ -30,7 +31,7 @@ pub(crate) struct List {
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
     /// Beginning behind the job with this id, the last one of the page before
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = arguments::job_id)]
     after: Option<i64>,
     /// The newest first
     #[arg(long)]
@@ -56,7 +57,7 @@ fn state(name: &str) -> Result<JobState, String> {
 #[derive(Debug, Args)]
 pub(crate) struct Show {
     /// The job
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = arguments::job_id)]
     id: i64,
     #[command(flatten)]
     form: Form,
@@ -66,7 +67,7 @@ pub(crate) struct Show {
 #[derive(Debug, Args)]
 pub(crate) struct Why {
     /// The job
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = arguments::job_id)]
     id: i64,
     #[command(flatten)]
     form: Form,
@@ -93,7 +94,7 @@ pub(crate) struct Queues {
 #[derive(Debug, Args)]
 pub(crate) struct Workers {
     /// Stale is who has not been heard of for so long
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = arguments::duration)]
     threshold: Duration,
     #[command(flatten)]
     form: Form,
@@ -147,7 +148,8 @@ pub(super) fn jobs_table(jobs: &[JobSummary], now: DateTime<Utc>) -> Table {
             job.id.to_string().into(),
             job.task_identifier.as_str().into(),
             Cell::toned(job.state.as_str(), tone(job.state)),
-            away(job.run_at, now).into(),
+            // It will not run, whatever its time says.
+            if job.state == JobState::Failed { "".into() } else { away(job.run_at, now).into() },
             format!("{}/{}", job.attempts, job.max_attempts).into(),
             job.queue_name.as_deref().unwrap_or_default().into(),
             Cell::count(job.priority.into(), Tone::Plain),
@@ -323,6 +325,7 @@ pub(super) fn stats_table(stats: &graphile_worker::Stats, most_tasks: usize) -> 
     if tasks.len() > most_tasks {
         tasks.sort_by_key(|task| std::cmp::Reverse((task.running, task.ready, task.retrying)));
     }
+    tasks.sort_by_key(|task| task.ready + task.running + task.retrying + task.failed + task.scheduled == 0);
     for task in tasks.into_iter().take(most_tasks) {
         let counts = [task.ready, task.running, task.retrying, task.failed, task.scheduled];
         row(task.task_identifier.as_str().into(), counts, task.lag_seconds);

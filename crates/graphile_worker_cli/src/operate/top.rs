@@ -3,7 +3,7 @@
 //! A frame is read, then written as text; only `watch` knows of a terminal, and leaves it as it was however it ends.
 
 use super::look::{queues_table, stats_table, workers_table};
-use super::{Form, print_json, utils};
+use super::{Form, counted, print_json, utils};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print;
@@ -35,7 +35,7 @@ const REST: u32 = 4;
 #[derive(Debug, Args)]
 pub(crate) struct Top {
     /// How long to wait between two frames
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = crate::arguments::duration)]
     interval: Duration,
     /// Print one frame, then exit
     #[arg(long)]
@@ -120,6 +120,13 @@ impl Frame {
             text.push_str(&table.most_lines(1).show(screen));
         };
         section(stats_table(&self.stats, MOST_ROWS));
+        if self.stats.tasks.len() > MOST_ROWS {
+            text.push_str(&format!("and {} more\n", self.stats.tasks.len() - MOST_ROWS));
+        }
+        let mut section = |table: Table| {
+            text.push('\n');
+            text.push_str(&table.most_lines(1).show(screen));
+        };
         if !self.running.is_empty() {
             section(running_table(&self.running, self.at));
         }
@@ -192,11 +199,10 @@ async fn watch(utils: &WorkerUtils, title: &str, interval: Duration) -> Result<(
 
 /// Writes over the frame before, line by line, so that nothing flickers.
 fn paint(text: &str) -> Result<(), Failure> {
-    let (_, height) = crossterm::terminal::size().unwrap_or((80, 24));
+    let (width, height) = crossterm::terminal::size().unwrap_or((80, 24));
     let mut out = std::io::stdout().lock();
     queue!(out, cursor::MoveTo(0, 0))?;
-    let lines = text.lines().chain(["", "q quits"]);
-    for (position, line) in lines.take(usize::from(height.max(1))).enumerate() {
+    for (position, line) in fitted(text, width.into(), height.into()).iter().enumerate() {
         if position > 0 {
             write!(out, "\r\n")?;
         }
@@ -206,6 +212,22 @@ fn paint(text: &str) -> Result<(), Failure> {
     queue!(out, Clear(ClearType::FromCursorDown))?;
     out.flush()?;
     Ok(())
+}
+
+/// What a terminal of this size shows of a frame: its last line says how to leave, and how much there was no room for.
+fn fitted(text: &str, width: usize, height: usize) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let room = height.saturating_sub(2);
+    let mut shown: Vec<String> = lines.iter().take(room).map(|line| (*line).to_owned()).collect();
+    let last = match lines.len().saturating_sub(room) {
+        0 => "q quits".to_owned(),
+        more => format!("q quits; … no room for {}", counted(more as i64, "more line", "more lines")),
+    };
+    if height > 1 {
+        shown.push(String::new());
+    }
+    shown.push(cut(&last, width));
+    shown
 }
 
 /// The keys that are pressed, from now on.
@@ -259,5 +281,18 @@ impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = execute!(std::io::stdout(), cursor::Show, LeaveAlternateScreen);
         let _ = crossterm::terminal::disable_raw_mode();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fitted;
+
+    #[test]
+    fn the_last_line_says_how_to_leave_and_what_there_is_no_room_for() {
+        assert_eq!(fitted("a\nb\n", 80, 4), ["a", "b", "", "q quits"]);
+        assert_eq!(fitted("a\nb\nc\n", 80, 4), ["a", "b", "", "q quits; … no room for 1 more line"]);
+        assert_eq!(fitted("a\nb\nc\n", 8, 3), ["a", "", "q quits…"]);
+        assert_eq!(fitted("a", 80, 1), ["q quits; … no room for 1 more line"]);
     }
 }

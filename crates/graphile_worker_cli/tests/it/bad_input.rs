@@ -17,7 +17,18 @@ fn flags_that_cannot_be_are_wrong_usage() {
     for (arguments, message) in [
         (&["--frobnicate"][..], "unexpected argument '--frobnicate' found"),
         (&["frobnicate"], "unrecognized subcommand 'frobnicate'"),
-        (&["--jobs", "many"], "invalid value 'many' for '--jobs <N>'"),
+        (&["--jobs", "many"], "invalid value 'many' for '--jobs <N>': expected a whole number"),
+        (&["--job", "3"], "unexpected argument '--job' found; did you mean '--jobs'?"),
+        (&["lst"], "unrecognized subcommand 'lst'; did you mean 'list'?"),
+        (&["show", "abc"], "invalid value 'abc' for '<ID>': expected the id of a job, a number"),
+        (
+            &["add", "t", "--run-at", "noon"],
+            "invalid value 'noon' for '--run-at <TIME>': expected a time such as 2030-01-31T12:00:00Z",
+        ),
+        (&["crontab"], "`crontab` needs `check` or `next` behind it"),
+        (&["crontab", "next", "x", "--count", "0"], "invalid value '0' for '--count <N>': expected at least 1"),
+        (&["--jobs=postgres://u:secret@h/db"], "there is a connection string where none was expected"),
+        (&["postgres://u:secret@h/db"], "there is a connection string where none was expected"),
         (&["--jobs", "0", "-c", "db"], "jobs is 0, expected at least 1"),
         (&["-m", "0", "-c", "db"], "max-pool-size is 0, expected at least 1"),
         (&["--poll-interval", "0", "-c", "db"], "poll-interval is 0, expected at least 1"),
@@ -41,7 +52,12 @@ fn flags_that_cannot_be_are_wrong_usage() {
 fn an_environment_that_cannot_be_is_wrong_usage() {
     for (name, wrong, message) in [
         ("DATABASE_URL", "postgres://u:secret@host:port/db", "DATABASE_URL is not a URL such as postgres://"),
-        ("GRAPHILE_WORKER_JOBS", "many", "invalid value 'many' for '--jobs <N>'"),
+        (
+            "GRAPHILE_WORKER_JOBS",
+            "many",
+            "invalid value 'many' for '--jobs <N>' in GRAPHILE_WORKER_JOBS: expected a whole number",
+        ),
+        ("GRAPHILE_WORKER_JOBS", "postgres://u:secret@h/db", "there is a connection string where none was expected"),
     ] {
         let mut command = graphile_worker(&[]);
         command.env(name, wrong);
@@ -56,7 +72,7 @@ fn a_configuration_file_that_cannot_be_is_wrong_usage() {
     let folder = folder_with_a_task();
     for (text, message) in [
         ("jbos = 4", "the configuration file worker.toml: line 1: unknown field `jbos`, expected one of `connection`"),
-        ("schema = \"s\"\njobs = \"four\"", "line 2: invalid type: string \"four\", expected usize"),
+        ("schema = \"s\"\njobs = \"four\"", "line 2: jobs is string \"four\", expected a whole number of at least 0"),
         ("connection = postgres://u:secret@host/db", "line 1: "),
         ("jobs = 0\nconnection = \"db\"", "jobs is 0, expected at least 1"),
         ("connection = \"postgres://u:secret@host:port/db\"", "the connection of the configuration file is not a URL"),
@@ -175,7 +191,11 @@ async fn a_task_without_its_run_bit_is_named_and_the_others_run() {
     let (_, stderr) = texts(&output);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert_eq!(
-        stderr.lines().filter(|line| line.contains("WARN") && line.contains("forgotten (has no run bit)")).count(),
+        stderr
+            .lines()
+            .filter(|line| line.contains("WARN")
+                && line.contains("(file: forgotten, problem: has no run bit: chmod +x it if it is a task)"))
+            .count(),
         1,
         "{stderr}"
     );

@@ -14,7 +14,7 @@ fn folder_with_a_task() -> Folder {
 
 /// The connection string and the statement that it prints.
 fn greeting(dev: &mut Running) -> (String, String) {
-    let url = dev.line(&["DATABASE_URL="]).split_once('=').unwrap().1.to_owned();
+    let url = dev.line(&["export DATABASE_URL='"]).split_once('=').unwrap().1.trim_matches('\'').to_owned();
     let statement = dev.line(&["select graphile_worker.add_job("]).trim().to_owned();
     (url, statement)
 }
@@ -50,6 +50,26 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
     assert_eq!(dev.end().0, Some(0));
     assert!(!server_runs(folder.path()), "PostgreSQL is stopped");
     assert_eq!(std::fs::read_to_string(folder.path().join(".graphile-worker/.gitignore")).unwrap(), "*\n");
+}
+
+#[tokio::test]
+async fn its_examples_name_a_task_that_can_run_and_work_when_they_are_pasted() {
+    let folder = Folder::new();
+    folder.write("tasks/README.md", "read me");
+    folder.script("tasks/a_broken", "#!/no/such/interpreter\n");
+    folder.script("tasks/b_text", "no program\n");
+    folder.script("tasks/c", "#!/usr/bin/env no-such-program\n");
+    folder.script("tasks/mail/send.sh", "#!/usr/bin/env -S sh\ncat\n");
+    let mut dev = Running::start(folder.graphile_worker(&["dev"]));
+    let (url, statement) = greeting(&mut dev);
+    assert_eq!(statement, r#"select graphile_worker.add_job('mail/send', '{"name": "world"}');"#);
+    dev.line(&[r#"graphile-worker add mail/send '{"name": "world"}'"#]);
+    dev.line(&["connected and looking for jobs"]);
+    let mut add = folder.graphile_worker(&["add", "mail/send", r#"{"name": "world"}"#]);
+    assert!(add.env("DATABASE_URL", url).status().unwrap().success());
+    dev.line(&["mail/send{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
+    dev.signal("TERM");
+    assert_eq!(dev.end().0, Some(0));
 }
 
 #[tokio::test]

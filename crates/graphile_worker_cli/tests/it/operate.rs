@@ -115,10 +115,14 @@ async fn add_refuses_what_is_no_job_before_anything_is_done() {
         (&["add"][..], 2, "required arguments were not provided"),
         (&["add", "t", "{to: Ann}"], 2, "the payload is not JSON"),
         (&["add", "t", "--run-at", "tomorrow"], 2, "invalid value 'tomorrow' for '--run-at <TIME>'"),
-        (&["add", "t", "--in", "soon"], 2, "invalid value 'soon' for '--in <DURATION>'"),
+        (
+            &["add", "t", "--in", "soon"],
+            2,
+            "invalid value 'soon' for '--in <DURATION>': expected a length of time such as 90s",
+        ),
         (&["add", "t", "--in", "1h", "--run-at", "2030-01-01T00:00:00Z"], 2, "cannot be used with"),
         (&["add", "t", "--key-mode", "replace"], 2, "--key <KEY>"),
-        (&["add", "t", "--priority", "70000"], 2, "70000 is not in"),
+        (&["add", "t", "--priority", "70000"], 2, "expected a whole number from -32768 to 32767"),
         (&["add", ""], 1, "Task identifier is empty"),
         (&["add", "t", "--max-attempts", "0"], 1, "maximum attempts must be at least 1"),
         (&["add", "t", "--file", "jobs.ndjson"], 2, "cannot be used with"),
@@ -154,7 +158,18 @@ async fn add_takes_a_file_of_jobs_all_or_none() {
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert_eq!(stderr.lines().count(), 2, "{stderr}");
     assert!(stderr.contains("wrong.ndjson line 2: unknown field `prio`"), "{stderr}");
-    assert!(stderr.contains("wrong.ndjson line 3: "), "{stderr}");
+    assert!(stderr.contains("wrong.ndjson line 3: no JSON object such as {\"identifier\": \"hello\""), "{stderr}");
+    let lines = "{\"payload\":1}\n{\"identifier\":\"c\",\"run_at\":\"noon\"}\n{\"identifier\":5}\n{\"identifier\":\"c\",\"priority\":99999}\n";
+    let wrong = folder.write("kinds.ndjson", lines);
+    let (_, _, stderr) = ran(on(&database, &["add", "--file", wrong.to_str().unwrap()]));
+    for problem in [
+        "line 1: identifier, the task, is missing",
+        "line 2: run_at is not a time: expected a time such as 2030-01-31T12:00:00Z",
+        "line 3: found integer `5`, expected a string",
+        "line 4: found integer `99999`, expected a whole number from -32768 to 32767",
+    ] {
+        assert!(stderr.contains(problem), "{problem} is not in {stderr}");
+    }
     let refused = folder.write("refused.ndjson", "{\"identifier\":\"c\"}\n{\"identifier\":\"c\",\"max_attempts\":0}\n");
     let (code, line) = failure_of(on(&database, &["add", "--file", refused.to_str().unwrap()]));
     assert!(code == 1 && line.contains("no job was added") && line.contains("Job 2 of 2"), "{line}");
@@ -496,11 +511,68 @@ async fn sweep_frees_the_jobs_of_dead_workers_or_only_names_them() {
     assert_eq!(code, 0);
     assert_eq!(
         swept,
-        json!({"dry_run": false, "worker_ids": ["rs-live-1"], "recovered_count": 1, "somebody_else_sweeps": false})
+        json!({
+            "dry_run": false, "worker_ids": ["rs-live-1"], "not_dead_yet": [], "recovered_count": 1, "somebody_else_sweeps": false
+        })
     );
     let freed =
         "select locked_by is null and run_at > now() + interval '59 min' from graphile_worker.jobs where id = 1";
     assert_eq!(value(&database, freed).await, true);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_slow_by_its_own_account_is_not_swept_and_that_is_said() {
+    let database = installed_database().await;
+    run_sql(
+        &database,
+        "insert into graphile_worker._rs_workers (worker_id, last_heartbeat_at, heartbeat_interval)
+         values ('rs-live-1', now() - interval '2 minutes', '10 minutes')",
+    )
+    .await;
+    let text = said(&database, &["sweep", "--threshold", "1m"]);
+    let (worker, verdict) = text.split_once('\n').unwrap();
+    assert!(worker.starts_with("worker rs-live-1 was last heard of 2m"), "{text}");
+    assert!(worker.ends_with("not dead before two of its own heartbeat intervals have passed"), "{text}");
+    assert_eq!(verdict, "no dead workers\n");
+    assert_eq!(answer(&database, &["sweep", "--threshold", "1m"])["not_dead_yet"], json!(["rs-live-1"]));
+    assert_eq!(said(&database, &["sweep"]), "no dead workers\n");
+}
+
+#[tokio::test]
+async fn a_schema_that_is_not_there_is_named_in_the_advice() {
+    let database = installed_database().await;
+    let (code, line) = failure_of(on(&database, &["-s", "nope", "list"]));
+    let advice = "run `graphile-worker -s nope migrate`, or name the right schema with -s";
+    assert!(code == 1 && line.ends_with(advice), "{line}");
+    let (code, stdout, _) = ran(on(&database, &["-s", "nope", "doctor"]));
+    assert!(code == 1 && stdout.contains("Run `graphile-worker -s 'nope' migrate`."), "{stdout}");
+}
+
+#[tokio::test]
+async fn a_job_that_failed_for_good_has_no_time_to_come() {
+    let database = installed_database().await;
+    run_sql(
+        &database,
+        "select graphile_worker.add_job('t', max_attempts => 1, run_at => now() + interval '2 hours');
+         update graphile_worker._private_jobs set attempts = 1",
+    )
+    .await;
+    let text = said(&database, &["list"]);
+    assert!(text.contains("failed") && !text.contains("in 2h") && !text.contains("in 1h"), "{text}");
+}
+
+#[tokio::test]
+async fn a_narrow_terminal_says_what_it_has_no_room_for() {
+    let database = one_of_each().await;
+    let mut command = on(&database, &["stats"]);
+    command.env("COLUMNS", "40");
+    let (_, text, _) = ran(command);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.ends_with("… no room for: retrying, scheduled"), "{text}");
+    let mut command = on(&database, &["migrate"]);
+    command.env("COLUMNS", "40");
+    let (_, text, _) = ran(command);
+    assert!(text.lines().count() > 1 && text.lines().all(|line| line.chars().count() <= 40), "{text}");
 }
 
 #[tokio::test]
@@ -560,7 +632,7 @@ async fn uninstall_first_says_what_would_go() {
         text.starts_with("Nothing was changed. With --yes this drops the schema \"graphile_worker\" with 6 jobs:\n"),
         "{text}"
     );
-    assert!(text.contains("view mine") && text.contains("6, of which 1 are running"), "{text}");
+    assert!(text.contains("view mine") && text.contains("6, of which 1 is running"), "{text}");
     assert_eq!(value(&database, "select count(*) from graphile_worker.jobs").await, 6);
     let dropped = answer(&database, &["uninstall", "--yes"]);
     assert_eq!((&dropped["dropped"], &dropped["jobs"]), (&json!(true), &json!(6)));
@@ -628,7 +700,7 @@ async fn every_command_says_what_to_do_where_nothing_is_installed() {
     ] {
         let (code, line) = failure_of(on(&database, arguments));
         assert!(code == 1 && line.contains("not installed in the schema \"graphile_worker\""), "{arguments:?}: {line}");
-        assert!(line.ends_with("run `graphile-worker migrate`"), "{arguments:?}: {line}");
+        assert!(line.ends_with("`, or name the right schema with -s"), "{arguments:?}: {line}");
     }
 }
 
@@ -655,7 +727,7 @@ async fn the_schema_of_nodes_worker_alone_can_be_looked_at() {
     .await;
     assert_eq!(ids(&answer(&database, &["list", "--state", "failed"])), [5]);
     let (code, line) = failure_of(on(&database, &["workers"]));
-    assert!(code == 1 && line.ends_with("run `graphile-worker migrate`"), "{line}");
+    assert!(code == 1 && line.ends_with("run `graphile-worker migrate`, or name the right schema with -s"), "{line}");
 }
 
 #[tokio::test]

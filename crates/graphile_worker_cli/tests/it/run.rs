@@ -414,3 +414,53 @@ async fn it_leaves_with_a_code_of_its_own_when_a_newer_release_takes_over_the_sc
     worker.line(&["WARN: the schema moves on: leaving", "the breaking migration 21"]);
     assert_eq!(worker.end().0, Some(57));
 }
+
+#[tokio::test]
+async fn what_a_crontab_wants_and_nobody_knows_is_said_and_so_is_an_empty_folder() {
+    let (database, folder) = (installed_database().await, Folder::new());
+    std::fs::create_dir(folder.path().join("tasks")).unwrap();
+    folder.write("crontab", "0 4 * * * clean_up ?id=nightly\n");
+    let mut command = folder.graphile_worker(&["--once"]);
+    let (_, stderr) = texts(&command.env("DATABASE_URL", database.url()).output().unwrap());
+    let unknown =
+        "[cron] WARN: this worker does not know the task of a crontab item (item: nightly, task_identifier: clean_up)";
+    assert!(stderr.contains(unknown), "{stderr}");
+    assert!(stderr.contains("[worker] WARN: there are no tasks in the tasks folder (folder: "), "{stderr}");
+    folder.script("tasks/clean_up", "#!/bin/sh\n");
+    let mut command = folder.graphile_worker(&["--once"]);
+    let (_, stderr) = texts(&command.env("DATABASE_URL", database.url()).output().unwrap());
+    assert!(!stderr.contains("WARN"), "{stderr}");
+}
+
+#[tokio::test]
+async fn tasks_are_a_list_for_machines() {
+    let (database, folder) = (installed_database().await, Folder::new());
+    folder.script("tasks/one", "#!/bin/sh\n");
+    folder.script("tasks/two", "#!/bin/sh\n");
+    let mut command = folder.graphile_worker(&["--log-format", "json"]);
+    command.env("DATABASE_URL", database.url());
+    let mut worker = Running::start(command);
+    let line: Value = serde_json::from_str(&worker.line(&["connected and looking for jobs"])).unwrap();
+    assert_eq!(line["tasks"], json!(["one", "two"]));
+    worker.signal("TERM");
+    assert_eq!(worker.end().0, Some(0));
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_task_is_told_once_while_the_folder_is_watched() {
+    let (database, folder) = (installed_database().await, Folder::new());
+    folder.write("tasks/first.txt", "");
+    let mut command = folder.graphile_worker(&["--watch"]);
+    command.env("DATABASE_URL", database.url());
+    let mut worker = Running::start(command);
+    worker.line(&["is no task (file: first.txt, problem: has no run bit"]);
+    worker.line(&["connected and looking for jobs"]);
+    folder.write("tasks/second.txt", "");
+    worker.line(&["is no task (file: second.txt, problem: has no run bit"]);
+    folder.script("tasks/third", "#!/bin/sh\n");
+    worker.line(&["a task has changed", "third"]);
+    worker.signal("TERM");
+    let (code, log) = worker.end();
+    assert_eq!(code, Some(0));
+    assert_eq!(log.matches("is no task").count(), 2, "{log}");
+}

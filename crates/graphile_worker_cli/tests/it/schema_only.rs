@@ -54,7 +54,7 @@ fn wrong_usage_is_explained_with_exit_code_2() {
             &["--schema-only", "postgres://user:secret@host/db"],
             "there is a connection string where none was expected: it goes behind -c",
         ),
-        (&["--schemaonly"], "unexpected argument '--schemaonly' found tip: a similar argument exists: '--schema-only'"),
+        (&["--schemaonly"], "unexpected argument '--schemaonly' found; did you mean '--schema-only'?"),
         (&["--schema-only", "-c"], "a value is required for '--connection <URL>' but none was supplied"),
         (
             &["--schema-only", "-c", "http://user:secret@host/db:x"],
