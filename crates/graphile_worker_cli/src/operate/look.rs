@@ -322,10 +322,11 @@ pub(super) fn stats_table(stats: &graphile_worker::Stats, most_tasks: usize) -> 
     let graphile_worker::Stats { ready, running, retrying, failed, scheduled, lag_seconds, .. } = *stats;
     row(Cell::toned("(all)", Tone::Faint), [ready, running, retrying, failed, scheduled], lag_seconds);
     let mut tasks: Vec<_> = stats.tasks.iter().collect();
-    if tasks.len() > most_tasks {
-        tasks.sort_by_key(|task| std::cmp::Reverse((task.running, task.ready, task.retrying)));
+    // Where only some are shown, those with nothing to do now come last.
+    if most_tasks < usize::MAX {
+        let busy = |task: &&graphile_worker::TaskStats| (task.running, task.ready, task.retrying, task.failed);
+        tasks.sort_by_key(|task| std::cmp::Reverse(busy(task)));
     }
-    tasks.sort_by_key(|task| task.ready + task.running + task.retrying + task.failed + task.scheduled == 0);
     for task in tasks.into_iter().take(most_tasks) {
         let counts = [task.ready, task.running, task.retrying, task.failed, task.scheduled];
         row(task.task_identifier.as_str().into(), counts, task.lag_seconds);

@@ -562,6 +562,18 @@ async fn a_job_that_failed_for_good_has_no_time_to_come() {
 }
 
 #[tokio::test]
+async fn top_shows_tasks_with_nothing_to_do_last() {
+    let database = installed_database().await;
+    run_sql(
+        &database,
+        "select graphile_worker.add_job('aaa', run_at => now() + interval '1 day'), graphile_worker.add_job('bbb')",
+    )
+    .await;
+    let text = said(&database, &["top", "--once"]);
+    assert!(text.find("bbb").unwrap() < text.find("aaa").unwrap(), "{text}");
+}
+
+#[tokio::test]
 async fn a_narrow_terminal_says_what_it_has_no_room_for() {
     let database = one_of_each().await;
     let mut command = on(&database, &["stats"]);

@@ -89,6 +89,22 @@ fn on(database: &TestDatabase, arguments: &[&str]) -> Command {
     command
 }
 
+#[tokio::test]
+async fn top_says_how_to_leave_where_there_is_no_room_for_all() {
+    let database = installed_database().await;
+    run_sql(&database, "select graphile_worker.add_job('task_' || n) from generate_series(1, 30) as n").await;
+    run_sql(
+        &database,
+        "select graphile_worker.add_job('t', queue_name => 'queue_' || n) from generate_series(1, 30) as n",
+    )
+    .await;
+    let mut top = Watched::start(on(&database, &["top", "--interval", "100ms"]));
+    top.shows("q quits; … no room for ");
+    top.shows("and 21 more");
+    top.press(b"q");
+    assert_eq!(top.ended(), Some(0));
+}
+
 const LEAVES_THE_SCREEN: &str = "\u{1b}[?1049l";
 
 #[tokio::test]
