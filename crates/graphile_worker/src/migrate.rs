@@ -48,12 +48,26 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 3, breaking: false, file: schema::TABLE_CARE, what: "tell vacuum how to treat the tables" },
     Addition { step: 4, breaking: false, file: schema::CRONTAB_ITEMS, what: "create the table of crontab items" },
     Addition { step: WORKERS_STEP, breaking: false, file: schema::WORKERS, what: "create the tables of recovery" },
-    #[cfg(feature = "_next_release")]
-    Addition { step: 1000, breaking: true, file: schema::NEXT_RELEASE, what: "take the next release's step" },
 ];
 
+/// A breaking step more, for the tests of live upgrades: in a program that is built for it, and started for it.
+#[cfg(feature = "_next_release")]
+const NEXT_RELEASE: Addition =
+    Addition { step: 1000, breaking: true, file: schema::NEXT_RELEASE, what: "take the next release's step" };
+
+/// The steps of our own ledger that are SQL files, in their order.
+fn additions() -> impl Iterator<Item = &'static Addition> {
+    #[cfg(feature = "_next_release")]
+    let next_release = std::env::var_os("GW_TEST_NEXT_RELEASE").map(|_| &NEXT_RELEASE);
+    #[cfg(not(feature = "_next_release"))]
+    let next_release = None;
+    ADDITIONS.iter().chain(next_release)
+}
+
 /// The highest step of our own ledger that this release knows.
-pub(crate) const LAST_ADDITION: i32 = ADDITIONS[ADDITIONS.len() - 1].step;
+pub(crate) fn last_addition() -> i32 {
+    additions().map(|addition| addition.step).max().unwrap_or(0)
+}
 
 /// How often a migration is tried when another program changes the schema at the same moment.
 const ATTEMPTS: u32 = 10;
@@ -412,9 +426,13 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
     }
     let mut warnings = Vec::new();
     refuse_unknown(schema, "Node's graphile-worker", found.ledger.as_deref(), LEVEL, &mut warnings)?;
-    refuse_unknown(schema, "graphile_worker for Rust", found.additions.as_deref(), LAST_ADDITION, &mut warnings)?;
-    if let Some(wanted) = found.additions.iter().flatten().find(|step| step.is_wanted && step.id > LAST_ADDITION) {
-        return Err(Error::UpgradeUnderWay { schema: schema.name().to_owned(), step: wanted.id, known: LAST_ADDITION });
+    refuse_unknown(schema, "graphile_worker for Rust", found.additions.as_deref(), last_addition(), &mut warnings)?;
+    if let Some(wanted) = found.additions.iter().flatten().find(|step| step.is_wanted && step.id > last_addition()) {
+        return Err(Error::UpgradeUnderWay {
+            schema: schema.name().to_owned(),
+            step: wanted.id,
+            known: last_addition(),
+        });
     }
 
     let known: Vec<i32> = found.ledger.iter().flatten().map(|step| step.id).collect();
@@ -434,7 +452,7 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         complete_ledger: !missing.is_empty(),
         correct_flags: found.ledger.iter().flatten().any(wrong_flag),
         create_additions: found.additions.is_none(),
-        additions: ADDITIONS.iter().filter(|addition| !found.has_addition(addition.step)).collect(),
+        additions: additions().filter(|addition| !found.has_addition(addition.step)).collect(),
         install_functions: functions_are_ours_to_install(found, &mut warnings),
         indexes: match found.layout {
             _ if found.has_addition(INDEXES_STEP) => Indexes::Keep,
@@ -483,7 +501,7 @@ fn refuse_unknown(
 /// tables or signatures is left to its own functions.
 fn functions_are_ours_to_install(found: &Installation, warnings: &mut Vec<String>) -> bool {
     let additions = || found.additions.iter().flatten();
-    if additions().any(|step| step.id > LAST_ADDITION && !step.is_wanted) {
+    if additions().any(|step| step.id > last_addition() && !step.is_wanted) {
         return false;
     }
     let recorded = additions().find(|step| step.id == FUNCTIONS_STEP);
@@ -712,7 +730,7 @@ mod tests {
 
     fn functions(checksum: &str) -> Option<Vec<Step>> {
         let functions = Step { checksum: Some(checksum.to_owned()), ..taken(FUNCTIONS_STEP, false) };
-        let others = ADDITIONS.iter().map(|addition| taken(addition.step, addition.breaking));
+        let others = additions().map(|addition| taken(addition.step, addition.breaking));
         Some([functions, taken(INDEXES_STEP, false)].into_iter().chain(others).collect())
     }
 
@@ -750,7 +768,7 @@ mod tests {
             create_view: true,
             complete_ledger: true,
             create_additions: true,
-            additions: ADDITIONS.iter().collect(),
+            additions: additions().collect(),
             install_functions: true,
             indexes: Indexes::Create,
             ..Plan::default()
@@ -794,7 +812,7 @@ mod tests {
     #[test]
     fn functions_of_a_newer_release_of_ours_are_left_alone() {
         let mut found = Installation { functions_checksum: Some("newer".to_owned()), ..up_to_date() };
-        found.additions.as_mut().expect("a ledger").push(taken(LAST_ADDITION + 1, false));
+        found.additions.as_mut().expect("a ledger").push(taken(last_addition() + 1, false));
         assert!(planned(&found).is_nothing());
     }
 
@@ -826,14 +844,14 @@ mod tests {
     #[test]
     fn an_unknown_breaking_addition_of_ours_is_refused() {
         let mut found = up_to_date();
-        found.additions.as_mut().expect("a ledger").push(taken(LAST_ADDITION + 1, true));
+        found.additions.as_mut().expect("a ledger").push(taken(last_addition() + 1, true));
         assert!(refused(&found).contains("of graphile_worker for Rust"));
     }
 
     #[test]
     fn while_a_newer_release_waits_to_take_a_breaking_step_an_older_one_does_not_start() {
         let mut found = up_to_date();
-        let wanted = Step { is_wanted: true, ..taken(LAST_ADDITION + 1, true) };
+        let wanted = Step { is_wanted: true, ..taken(last_addition() + 1, true) };
         found.additions.as_mut().expect("a ledger").push(wanted);
         assert!(refused(&found).contains("a newer release is about to change the schema"));
     }

@@ -15,7 +15,7 @@ use crate::hooks::{
     WorkerRegistered, guarded,
 };
 use crate::job::Job;
-use crate::migrate::LAST_ADDITION;
+use crate::migrate::last_addition;
 use crate::options::Settings;
 use crate::task::Tasks;
 use chrono::{DateTime, Utc};
@@ -451,7 +451,7 @@ impl Heartbeat {
                 .persistent(false)
                 .bind(&*surroundings.worker_id)
                 .bind(env!("CARGO_PKG_VERSION"))
-                .bind(LAST_ADDITION)
+                .bind(last_addition())
                 .bind(settings.recovery.heartbeat_interval.as_secs_f64())
                 .bind(names)
                 .execute(&mut connection)

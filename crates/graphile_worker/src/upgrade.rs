@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::db::{Schema, Statements, queries};
 use crate::error::Doing;
-use crate::migrate::{LAST_ADDITION, LEVEL};
+use crate::migrate::{LEVEL, last_addition};
 use serde::Deserialize;
 use sqlx::postgres::PgRow;
 use sqlx::{Executor, PgConnection, Postgres, Row};
@@ -189,8 +189,8 @@ pub(crate) fn notice(announcement: &str, schema: &Schema) -> Option<Notice> {
     }
     let schema = schema.name().to_owned();
     match (said.addition, said.breaking) {
-        (Some(step), _) if step > LAST_ADDITION => Some(Notice {
-            reason: Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION },
+        (Some(step), _) if step > last_addition() => Some(Notice {
+            reason: Error::UpgradeUnderWay { schema, step, known: last_addition() },
             time_to_finish: Duration::try_from_secs_f64(said.waits.unwrap_or(0.0)).unwrap_or_default(),
         }),
         // Node does not say of which schema: better to leave for nothing than to stay for something. But one that this
@@ -209,7 +209,7 @@ pub(crate) async fn notice_in_ledgers(
     connection: impl Executor<'_, Database = Postgres>,
     statements: &Statements,
 ) -> Option<Option<Notice>> {
-    let query = sqlx::query(statements.newer_steps.sql()).persistent(false).bind(LEVEL).bind(LAST_ADDITION);
+    let query = sqlx::query(statements.newer_steps.sql()).persistent(false).bind(LEVEL).bind(last_addition());
     let row = tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_one(connection)).await.ok()?.ok()?;
     notice_in(&row, statements.schema.name()).ok()
 }
@@ -224,11 +224,11 @@ fn notice_in(row: &PgRow, schema: &str) -> sqlx::Result<Option<Notice>> {
         Some(Error::SchemaTooNew { schema, author, unknown: migrations, known: LEVEL }.into())
     } else if !additions.is_empty() {
         let author = "graphile_worker for Rust";
-        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: LAST_ADDITION }.into())
+        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: last_addition() }.into())
     } else {
         // Somebody waits; how long, is not written there.
         wanted.map(|step| Notice {
-            reason: Error::UpgradeUnderWay { schema, step, known: LAST_ADDITION },
+            reason: Error::UpgradeUnderWay { schema, step, known: last_addition() },
             time_to_finish: LONGEST_WAIT,
         })
     })
@@ -255,8 +255,8 @@ mod tests {
     #[test]
     fn a_step_of_ours_that_this_release_does_not_know_is_a_reason_to_leave() {
         let step = |step: i32| why(&format!(r#"{{"breaking":false,"schema":"graphile_worker","addition":{step}}}"#));
-        assert!(step(LAST_ADDITION + 1).is_some_and(|why| why.contains("a newer release is about to change")));
-        assert_eq!(step(LAST_ADDITION), None);
+        assert!(step(last_addition() + 1).is_some_and(|why| why.contains("a newer release is about to change")));
+        assert_eq!(step(last_addition()), None);
     }
 
     #[test]

@@ -92,6 +92,7 @@ impl Site {
 
     fn new_release(&self, wait: Option<u32>) -> Program {
         let mut command = Command::new(&*NEXT_RELEASE);
+        command.env("GW_TEST_NEXT_RELEASE", "1");
         if let Some(seconds) = wait {
             command.env("GW_TEST_MIGRATION_WAIT", seconds.to_string());
         }
