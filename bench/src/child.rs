@@ -233,8 +233,13 @@ impl Child {
         if status.success() { Ok(()) } else { Err(format!("a contestant ended with {status}").into()) }
     }
 
+    /// Of the process and of those that it has started.
     fn processor_seconds(&self) -> Result<f64, Failure> {
-        usage::of_process(self.pid)
+        usage::of_family(self.pid)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     fn peak_memory(&self) -> Result<u64, Failure> {

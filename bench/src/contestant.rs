@@ -17,6 +17,10 @@ pub(crate) enum Contestant {
     OursWith24,
     /// Nothing set but `concurrency(1)`.
     OursWith1,
+    /// Nothing set but `concurrency(24)` and a folder of JavaScript files.
+    OursWithJavaScript,
+    /// Nothing set but `concurrency(24)` and a folder of Python files.
+    OursWithPython,
     /// Plain SQL on our schema, over one connection.
     LimitOn1,
     /// Plain SQL on our schema, over two connections.
@@ -45,6 +49,8 @@ impl Contestant {
             Contestant::Ours => "ours, nothing set",
             Contestant::OursWith24 => "ours, concurrency 24",
             Contestant::OursWith1 => "ours, concurrency 1",
+            Contestant::OursWithJavaScript => "ours, JavaScript files",
+            Contestant::OursWithPython => "ours, Python files",
             Contestant::LimitOn1 => "limit, 1 connection",
             Contestant::LimitOn2 => "limit, 2 connections",
             Contestant::Copy => "COPY into the table",
@@ -62,6 +68,8 @@ impl Contestant {
             Contestant::Ours => "unset",
             Contestant::OursWith24 => "with-24",
             Contestant::OursWith1 => "with-1",
+            Contestant::OursWithJavaScript => "javascript-24",
+            Contestant::OursWithPython => "python-24",
             Contestant::LimitOn1 | Contestant::Copy => "limit-1",
             Contestant::LimitOn2 => "limit-2",
             Contestant::NodeDefault | Contestant::PortDefault => "default",
@@ -71,7 +79,7 @@ impl Contestant {
     }
 
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Contestant::Ours | Contestant::OursWith24 | Contestant::OursWith1)
+        self.home() == Home::Ours && !matches!(self, Contestant::LimitOn1 | Contestant::LimitOn2 | Contestant::Copy)
     }
 
     pub(crate) fn home(self) -> Home {

@@ -107,7 +107,8 @@ impl Report {
         for plot in &section.plots {
             fs::write(self.folder.join("plots").join(format!("{}.svg", plot.name)), plot.svg())?;
         }
-        self.sections.retain(|earlier| earlier.order != section.order);
+        // Not by their place, which moves when a scenario comes between others.
+        self.sections.retain(|earlier| earlier.title != section.title);
         self.sections.push(section.clone());
         self.sections.sort_by_key(|section| section.order);
         self.new.push(section);

@@ -9,13 +9,9 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// The fields of /proc/PID/stat that matter here.
 struct Stat {
     parent: u32,
+    group: u32,
     own: f64,
     ended_children: f64,
-}
-
-/// Seconds of processor time that the process has used.
-pub(crate) fn of_process(pid: u32) -> Result<f64, Failure> {
-    Ok(stat(pid)?.own)
 }
 
 /// Seconds of processor time that a process and all its children have used, those that have ended included. Where one
@@ -31,17 +27,25 @@ pub(crate) fn of_family(parent: u32) -> Result<f64, Failure> {
 }
 
 fn of_living_children(parent: u32) -> Result<f64, Failure> {
-    let mut seconds = 0.0;
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A process may end while we look.
-        if let Ok(child) = stat(pid)
-            && child.parent == parent
-        {
-            seconds += child.own + child.ended_children;
-        }
-    }
-    Ok(seconds)
+    let children = living(|process| process.parent == parent)?;
+    Ok(children.into_iter().map(|(_, child)| child.own + child.ended_children).sum())
+}
+
+fn living(which: impl Fn(&Stat) -> bool) -> Result<Vec<(u32, Stat)>, Failure> {
+    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // A process may end while we look.
+    let stats = pids.filter_map(|pid| Some((pid, stat(pid).ok()?)));
+    Ok(stats.filter(|(_, stat)| which(stat)).collect())
+}
+
+/// The processes that a process has started, and that have not ended.
+pub(crate) fn children(parent: u32) -> Result<Vec<u32>, Failure> {
+    Ok(living(|process| process.parent == parent)?.into_iter().map(|(pid, _)| pid).collect())
+}
+
+/// The processes of the group that this one leads.
+pub(crate) fn group(leader: u32) -> Result<Vec<u32>, Failure> {
+    Ok(living(|process| process.group == leader)?.into_iter().map(|(pid, _)| pid).collect())
 }
 
 pub(crate) fn parent(pid: u32) -> Result<u32, Failure> {
@@ -50,10 +54,19 @@ pub(crate) fn parent(pid: u32) -> Result<u32, Failure> {
 
 /// The most memory that a process had resident, in bytes.
 pub(crate) fn peak_memory(pid: u32) -> Result<u64, Failure> {
+    bytes(pid, "VmHWM")
+}
+
+/// The memory that a process has resident now, in bytes.
+pub(crate) fn memory(pid: u32) -> Result<u64, Failure> {
+    bytes(pid, "VmRSS")
+}
+
+fn bytes(pid: u32, name: &str) -> Result<u64, Failure> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    Ok(kilobytes.ok_or_else(|| format!("/proc/{pid}/status has no VmHWM in kB"))? * 1024)
+    Ok(kilobytes.ok_or_else(|| format!("/proc/{pid}/status has no {name} in kB"))? * 1024)
 }
 
 fn stat(pid: u32) -> Result<Stat, Failure> {
@@ -67,6 +80,7 @@ fn parse(text: &str) -> Option<Stat> {
     let seconds = |field: usize| Some(fields.get(field)?.parse::<f64>().ok()? / TICKS_PER_SECOND);
     Some(Stat {
         parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
         own: seconds(11)? + seconds(12)?,
         ended_children: seconds(13)? + seconds(14)?,
     })
@@ -79,7 +93,7 @@ mod tests {
     #[test]
     fn a_name_with_spaces_and_parentheses_does_not_move_the_fields() {
         let stat = parse("7 (a (b) c) S 3 7 7 0 -1 0 0 0 0 0 150 50 300 100 20 0").expect("legal");
-        assert_eq!((stat.parent, stat.own, stat.ended_children), (3, 2.0, 4.0));
+        assert_eq!((stat.parent, stat.group, stat.own, stat.ended_children), (3, 7, 2.0, 4.0));
     }
 
     #[test]
@@ -87,5 +101,15 @@ mod tests {
         let own = std::process::id();
         assert!(parent(own).expect("readable") > 0);
         assert!(peak_memory(own).expect("readable") > 1024);
+    }
+
+    #[test]
+    fn a_process_that_was_started_is_a_child_and_has_memory() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("a child");
+        let children = children(std::process::id()).expect("readable");
+        assert!(children.contains(&child.id()), "{children:?}");
+        assert!(memory(child.id()).expect("readable") > 1024);
+        drop(child.stdin.take());
+        child.wait().expect("an end");
     }
 }

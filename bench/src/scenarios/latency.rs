@@ -15,28 +15,19 @@ use std::time::Duration;
 const CONTESTANTS: [Contestant; 5] =
     [Contestant::Ours, Contestant::NodeDefault, Contestant::NodeTuned, Contestant::PortDefault, Contestant::PortTuned];
 
+const SAMPLES: u64 = 300;
+
 /// The latencies of one turn, in milliseconds.
-struct Turn {
-    median: f64,
-    p99: f64,
+pub(super) struct Turn {
+    pub(super) median: f64,
+    pub(super) p99: f64,
 }
 
-type Results = Vec<(Contestant, Vec<Turn>)>;
+pub(super) type Results = Vec<(Contestant, Vec<Turn>)>;
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
-    let samples = bench.size(300);
-    let api = bench
-        .alternate("latency, through the API", &CONTESTANTS, async |contestant| {
-            let (outcome, _) = bench.run(&Run::of(contestant, "latency", samples), async |_| Ok(())).await?;
-            let latencies: Vec<f64> = outcome.ran.into_iter().flat_map(|ran| ran.latencies).collect();
-            turn(contestant, &latencies, samples)
-        })
-        .await?;
-    let sql = bench
-        .alternate("latency, through SQL", &CONTESTANTS, async |contestant| {
-            turn(contestant, &through_sql(bench, contestant, samples).await?, samples)
-        })
-        .await?;
+    let api = through_api(bench, "latency, through the API", &CONTESTANTS).await?;
+    let sql = through_sql(bench, "latency, through SQL", &CONTESTANTS).await?;
     let mut rows = Vec::new();
     for (way, results) in [("API, same process", &api), ("SQL, another process", &sql)] {
         rows.extend(results.iter().map(|(contestant, turns)| {
@@ -61,6 +52,26 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
+pub(super) async fn through_api(bench: &Bench, title: &str, contestants: &[Contestant]) -> Result<Results, Failure> {
+    let samples = bench.size(SAMPLES);
+    bench
+        .alternate(title, contestants, async |contestant| {
+            let (outcome, _) = bench.run(&Run::of(contestant, "latency", samples), async |_| Ok(())).await?;
+            let latencies: Vec<f64> = outcome.ran.into_iter().flat_map(|ran| ran.latencies).collect();
+            turn(contestant, &latencies, samples)
+        })
+        .await
+}
+
+pub(super) async fn through_sql(bench: &Bench, title: &str, contestants: &[Contestant]) -> Result<Results, Failure> {
+    let samples = bench.size(SAMPLES);
+    bench
+        .alternate(title, contestants, async |contestant| {
+            turn(contestant, &latencies_through_sql(bench, contestant, samples).await?, samples)
+        })
+        .await
+}
+
 fn turn(contestant: Contestant, latencies: &[f64], samples: u64) -> Result<(Turn, String), Failure> {
     expect_jobs(contestant, latencies.len() as u64, samples)?;
     let milliseconds = |part| milliseconds(quantile(latencies, part));
@@ -69,7 +80,7 @@ fn turn(contestant: Contestant, latencies: &[f64], samples: u64) -> Result<(Turn
     Ok((turn, said))
 }
 
-async fn through_sql(bench: &Bench, contestant: Contestant, samples: u64) -> Result<Vec<f64>, Failure> {
+async fn latencies_through_sql(bench: &Bench, contestant: Contestant, samples: u64) -> Result<Vec<f64>, Failure> {
     let database = bench.server.fresh_database(contestant).await?;
     database.settle().await?;
     let mut connection = database.connect().await?;

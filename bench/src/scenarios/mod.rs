@@ -11,6 +11,7 @@ mod latency;
 mod memory;
 mod queue;
 mod queues;
+mod scripts;
 mod start_stop;
 
 use crate::Failure;
@@ -52,6 +53,8 @@ pub(crate) enum Scenario {
     Heartbeats,
     /// A stream of jobs for minutes: speed and size of the tables (only when named)
     Churn,
+    /// JavaScript and Python files as tasks
+    Scripts,
 }
 
 impl Scenario {
@@ -73,6 +76,7 @@ impl Scenario {
             Scenario::Crontab => crontab::measure(bench).await,
             Scenario::Heartbeats => heartbeats::measure(bench).await,
             Scenario::Churn => churn::measure(bench).await,
+            Scenario::Scripts => scripts::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })
     }

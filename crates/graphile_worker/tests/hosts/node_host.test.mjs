@@ -168,6 +168,22 @@ test("times are dates, and helpers survive being copied", async (t) => {
   assert.equal((await host.hear({ type: "failed" })).error.message, "true,2030-01-02T03:04:05.678Z,");
 });
 
+test("helpers are made when they are looked at, and look like any other object", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = (_, helpers) => {
+      const same = helpers.logger === helpers.logger && helpers.job === { ...helpers }.job;
+      helpers.mine = 1;
+      helpers.query = 2;
+      console.log(helpers);
+      throw new Error([same, Object.keys(helpers).sort(), "addJob" in helpers, "toJSON" in helpers, helpers.query, helpers.none].join());
+    };`,
+  });
+  host.run(1, "t", {});
+  const names = "abortPromise,abortSignal,addJob,addJobs,getQueueName,job,logger,mine,query,withPgClient";
+  assert.match((await host.hear({ type: "log" })).message, /job: \{[^]*withPgClient: \[AsyncFunction[^]*mine: 1/);
+  assert.equal((await host.hear({ type: "failed" })).error.message, `true,${names},true,false,2,`);
+});
+
 test("an answer of the worker that is an error is thrown", async (t) => {
   const host = await start(t, { "t.js": "module.exports = (_, { addJob }) => addJob('x', undefined, { jobKey: '', priority: 0 });" });
   host.run(1, "t", {});

@@ -1,0 +1,2 @@
+def task(payload, helpers):
+    pass
