@@ -70,6 +70,8 @@ struct Queue {
 }
 
 struct Waiting {
+    /// Here too, and not only in the job: it is compared a lot.
+    order: (i16, DateTime<Utc>, i64),
     job: Arc<Job>,
     /// Which reply brought it.
     reply: u64,
@@ -77,14 +79,14 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn order(&self) -> (i16, DateTime<Utc>, i64) {
-        (self.job.priority, self.job.run_at, self.job.id)
+    fn new(job: Job, reply: u64, since: Instant) -> Waiting {
+        Waiting { order: (job.priority, job.run_at, job.id), job: Arc::new(job), reply, since }
     }
 }
 
 impl PartialEq for Waiting {
     fn eq(&self, other: &Waiting) -> bool {
-        self.order() == other.order()
+        self.order == other.order
     }
 }
 
@@ -98,7 +100,7 @@ impl PartialOrd for Waiting {
 
 impl Ord for Waiting {
     fn cmp(&self, other: &Waiting) -> std::cmp::Ordering {
-        self.order().cmp(&other.order())
+        self.order.cmp(&other.order)
     }
 }
 
@@ -109,6 +111,13 @@ pub(crate) struct Running {
     pub(crate) cancellation: CancellationToken,
     reply: u64,
     started: Instant,
+}
+
+/// What there is for a runner.
+enum Next {
+    Job(Running),
+    Wait,
+    Leave,
 }
 
 impl Hand {
@@ -147,29 +156,40 @@ impl Hand {
 
     /// The next job to run; `None` when the worker is leaving.
     pub(crate) async fn next(&self) -> Option<Running> {
+        // Under load there is one: nobody has to be told that this runner waits, and not tell it in vain.
+        if let Next::Job(running) = self.start() {
+            return Some(running);
+        }
         loop {
-            let ready = self.job_ready.notified();
-            let mut ready = std::pin::pin!(ready);
+            let mut ready = std::pin::pin!(self.job_ready.notified());
             ready.as_mut().enable();
-            {
-                let mut state = self.state();
-                if state.closed {
-                    return None;
-                }
-                let ended = state.report.ended.len();
-                let started = state.start();
-                if state.report.ended.len() > ended {
-                    // Jobs go back because their task was removed.
-                    self.exchange_due.notify_one();
-                }
-                if let Some(running) = started {
-                    if !state.ready.is_empty() {
-                        self.job_ready.notify_one();
-                    }
-                    return Some(running);
-                }
+            match self.start() {
+                Next::Job(running) => return Some(running),
+                Next::Leave => return None,
+                Next::Wait => ready.await,
             }
-            ready.await;
+        }
+    }
+
+    fn start(&self) -> Next {
+        let mut state = self.state();
+        if state.closed {
+            return Next::Leave;
+        }
+        let ended = state.report.ended.len();
+        let started = state.start();
+        if state.report.ended.len() > ended {
+            // Jobs go back because their task was removed.
+            self.exchange_due.notify_one();
+        }
+        match started {
+            Some(running) => {
+                if !state.ready.is_empty() {
+                    self.job_ready.notify_one();
+                }
+                Next::Job(running)
+            }
+            None => Next::Wait,
         }
     }
 
@@ -405,7 +425,7 @@ impl State {
     fn receive(&mut self, jobs: Vec<Job>) {
         self.replies += 1;
         let (since, reply) = (Instant::now(), self.replies);
-        let mut jobs: Vec<Waiting> = jobs.into_iter().map(|job| Waiting { job: Arc::new(job), reply, since }).collect();
+        let mut jobs: Vec<Waiting> = jobs.into_iter().map(|job| Waiting::new(job, reply, since)).collect();
         jobs.sort();
         for waiting in jobs {
             match waiting.job.job_queue_id {

@@ -52,7 +52,7 @@ async function start(t, files) {
         await new Promise((resolve) => (changed = resolve));
       }
     },
-    run: (id, task, payload, generation = 1) => host.say({ type: "run", id, task, generation, job: job(payload) }),
+    run: (id, task, payload, generation = 1) => host.say(...run(id, task, payload, generation)),
   };
   host.say({ type: "hello", protocol: 1, tasks_dir: folder, log_level: "debug", database_url: "" });
   const hello = await host.hear({ type: "hello" });
@@ -64,20 +64,22 @@ async function start(t, files) {
   return host;
 }
 
-function job(payload) {
+/** The two lines of a run. */
+function run(id, task, payload, generation = 1) {
   const time = "2030-01-02T03:04:05.678901Z";
-  return { id: "1", payload, job_queue_id: null, run_at: time, created_at: time, updated_at: time, locked_at: null };
+  const job = { id: "1", job_queue_id: null, run_at: time, created_at: time, updated_at: time, locked_at: null };
+  return [{ type: "run", id, task, generation, payload }, job];
 }
 
 test("jobs that end at the same moment are reported in one frame", async (t) => {
   const host = await start(t, { "nothing.js": "module.exports = async () => {};" });
-  host.say(...[1, 2, 3].map((id) => ({ type: "run", id, task: "nothing", generation: 1, job: job({}) })));
+  host.say(...[1, 2, 3].flatMap((id) => run(id, "nothing", {})));
   assert.deepEqual((await host.hear({ type: "done" })).ids, [1, 2, 3]);
 });
 
 test("a frame may come in pieces, characters torn apart", async (t) => {
   const host = await start(t, { "echo.js": "module.exports = ({ text }, { logger }) => logger.info(text);" });
-  const bytes = Buffer.from(JSON.stringify({ type: "run", id: 1, task: "echo", generation: 1, job: job({ text: "zażółć 🦀" }) }) + "\n");
+  const bytes = Buffer.from(run(1, "echo", { text: "zażółć 🦀" }).map((line) => JSON.stringify(line) + "\n").join(""));
   for (const byte of bytes) {
     host.socket.write(Buffer.from([byte]));
     await new Promise(setImmediate);
@@ -151,9 +153,24 @@ test("an abort reaches the signal and the promise, whenever they are asked for",
   assert.equal((await host.hear({ type: "failed", id: 7 })).error.message, "true,AbortError");
 });
 
+test("a host says how busy it is", async (t) => {
+  const host = await start(t, { "spin.js": "module.exports = ({ ms }) => { const end = Date.now() + ms; while (Date.now() < end); };" });
+  const busy = async (id) => {
+    host.say({ type: "ping", id });
+    return (await host.hear({ type: "pong", id })).busy;
+  };
+  await busy(1);
+  host.run(1, "spin", { ms: 200 });
+  await host.hear({ type: "done" });
+  const spinning = await busy(2);
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  const idle = await busy(3);
+  assert.ok(0 <= idle && idle < spinning && spinning <= 1, `${idle} while idle, ${spinning} at work`);
+});
+
 test("a job that is aborted before it began does not begin", async (t) => {
   const host = await start(t, { "t.js": "module.exports = (_, { logger }) => logger.info('began');" });
-  host.say({ type: "run", id: 1, task: "t", generation: 1, job: job({}) }, { type: "abort", id: 1, reason: "late" });
+  host.say(...run(1, "t", {}), { type: "abort", id: 1, reason: "late" });
   assert.match((await host.hear({ type: "failed", id: 1 })).error.message, /before it began/);
 });
 
@@ -198,7 +215,7 @@ test("what was said before the process exits arrives", async (t) => {
     "fine.js": "module.exports = () => {};",
     "exits.js": "module.exports = () => { console.log('bye'); process.exit(4); };",
   });
-  host.say(...["fine", "exits"].map((task, id) => ({ type: "run", id: id + 1, task, generation: 1, job: job({}) })));
+  host.say(...["fine", "exits"].flatMap((task, place) => run(place + 1, task, {})));
   assert.deepEqual((await host.hear({ type: "done" })).ids, [1]);
   assert.equal((await host.hear({ type: "log" })).message, "bye");
   assert.deepEqual(await host.exited, { code: 4, signal: null });

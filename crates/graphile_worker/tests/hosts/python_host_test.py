@@ -56,7 +56,7 @@ class Host:
         return self.hear(task=task, generation=generation)
 
     def run(self, run_id, task, payload=None, generation=1):
-        self.say(run(run_id, task, payload, generation))
+        self.say(*run(run_id, task, payload, generation))
 
     def close(self):
         self.process.kill()
@@ -67,10 +67,11 @@ class Host:
 
 
 def run(run_id, task, payload=None, generation=1):
+    """The two lines of a run."""
     time = "2030-01-02T03:04:05.678Z"
-    job = {"id": "1", "payload": payload, "job_queue_id": None, "run_at": time, "created_at": time}
+    job = {"id": "1", "job_queue_id": None, "run_at": time, "created_at": time}
     job.update(updated_at="2030-01-02T03:04:05Z", locked_at=None)
-    return {"type": "run", "id": run_id, "task": task, "generation": generation, "job": job}
+    return {"type": "run", "id": run_id, "task": task, "generation": generation, "payload": payload}, job
 
 
 class PythonHost(unittest.TestCase):
@@ -98,7 +99,7 @@ class PythonHost(unittest.TestCase):
         host = self.host(
             t="import threading\nmeet = threading.Barrier(3)\ndef task(payload, helpers): meet.wait(timeout=10)"
         )
-        host.say(run(1, "t"), run(2, "t"), run(3, "t"))
+        host.say(*run(1, "t"), *run(2, "t"), *run(3, "t"))
         done = []
         while len(done) < 3:
             done += host.hear(type="done")["ids"]
@@ -106,7 +107,8 @@ class PythonHost(unittest.TestCase):
 
     def test_a_frame_may_come_in_pieces_characters_torn_apart(self):
         host = self.host(t="def task(payload, helpers): helpers.logger.info(payload)")
-        for byte in (json.dumps(run(1, "t", "zażółć 🦀"), ensure_ascii=False) + "\n").encode():
+        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in run(1, "t", "zażółć 🦀")]
+        for byte in "".join(lines).encode():
             host.socket.sendall(bytes([byte]))
         self.assertEqual(host.hear(type="log")["message"], "zażółć 🦀")
 
@@ -122,7 +124,7 @@ class PythonHost(unittest.TestCase):
         host = self.host(
             a="import asyncio\nasync def task(payload, helpers):\n  for n in range(3):\n    print(payload, n, end='')\n    await asyncio.sleep(0)\n    print('.')",
         )
-        host.say(run(1, "a", "x"), run(2, "a", "y"))
+        host.say(*run(1, "a", "x"), *run(2, "a", "y"))
         said = sorted((frame["run"], frame["message"]) for frame in (host.hear(type="log") for _ in range(6)))
         self.assertEqual(said, [(i, "%s %d." % (name, n)) for i, name in ((1, "x"), (2, "y")) for n in range(3)])
 
@@ -159,7 +161,7 @@ class PythonHost(unittest.TestCase):
 
     def test_a_job_that_is_aborted_before_it_began_does_not_begin(self):
         host = self.host(t="def task(payload, helpers): print('began')")
-        host.say(run(1, "t"), {"type": "abort", "id": 1, "reason": "late"})
+        host.say(*run(1, "t"), {"type": "abort", "id": 1, "reason": "late"})
         self.assertIn("before it began", host.hear(type="failed", id=1)["error"]["message"])
 
     def test_the_worker_is_asked_to_add_jobs_and_may_refuse(self):

@@ -13,7 +13,7 @@ use crate::context::WorkerContext;
 use crate::task::{Answer, BatchResult, Task, TaskError, TaskOptions, TaskOutcome, batch_answer};
 pub(crate) use language::Language;
 use language::OtherLanguage;
-use process::{Ended, HostLoad, Launch, LoadError, Process, Run};
+use process::{Ended, Launch, LoadError, Process, Run};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -314,18 +314,19 @@ impl Pool {
         }
         let generation = file.generation.load(Ordering::Acquire);
         let has_it =
-            |host: &&Host| matches!(host.loaded.get(&file.identifier), Some(Ok(loaded)) if *loaded == generation);
+            |host: &Host| matches!(host.loaded.get(&file.identifier), Some(Ok(loaded)) if *loaded == generation);
         let (begun, has_time, alive) = loop {
-            let loads = || state.hosts.iter().map(|host| (host, host.process.load_now()));
-            let running: Vec<(&Host, HostLoad)> = loads().filter(|(_, load)| load.takes_jobs).collect();
-            let able = running.iter().filter(|(host, _)| has_it(host));
+            let loads = state.hosts.iter().map(|host| (host, host.process.load_now()));
+            let mut alive = 0;
+            let running = loads.filter(|(_, load)| load.takes_jobs).inspect(|_| alive += 1);
+            let able = running.filter(|(host, _)| has_it(host));
             let Some((host, load)) = able.min_by_key(|(_, load)| (load.is_blocked, load.jobs)) else {
-                break (None, false, running.len());
+                break (None, false, alive);
             };
             // It may have ended since it was asked; then the others are.
             if let Some(run) = host.process.begin(&file.identifier, generation, ctx) {
                 let has_time = load.jobs == 0 || !(load.is_blocked || load.is_busy);
-                break (Some(run), has_time, running.len());
+                break (Some(run), has_time, alive);
             }
         };
         let refusal = (begun.is_none() && alive > 0).then(|| state.refusal(file)).flatten();
@@ -562,7 +563,7 @@ async fn look_after(pool: std::sync::Weak<Pool>) {
         let mut state = pool.state();
         state.drop_ended();
         while state.hosts.len() > 1 {
-            let idle = state.hosts.iter().position(|host| host.process.load_now().idle_for > IDLE_LIMIT);
+            let idle = state.hosts.iter().position(|host| host.process.idle_for() > IDLE_LIMIT);
             let Some(place) = idle else { break };
             state.hosts.remove(place).process.retire();
         }

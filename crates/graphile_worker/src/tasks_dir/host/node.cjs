@@ -46,6 +46,8 @@ let said = [];
 let doneIds = [];
 let flushIsDue = false;
 let unfinishedLine = [];
+/** A run whose second line, the job, has not come yet. */
+let halfRun = null;
 
 function say(frame) {
   said.push(JSON.stringify(frame));
@@ -97,12 +99,29 @@ function receive(text) {
     return;
   }
   unfinishedLine.push(text.slice(0, end));
-  const frames = unfinishedLine.join("").split("\n").map(JSON.parse);
+  const frames = framesIn(unfinishedLine.join("").split("\n"));
   unfinishedLine = end + 1 < text.length ? [text.slice(end + 1)] : [];
   // A job that waited behind a long one may be unwanted by now: then it does not begin.
   const unwanted = new Set();
   for (const frame of frames) if (frame.type === "abort") unwanted.add(frame.id);
   for (const frame of frames) handle(frame, unwanted);
+}
+
+/** The second line of a run stays text until its task asks for the job: few do, and it is the longer one. */
+function framesIn(lines) {
+  const frames = [];
+  for (const line of lines) {
+    if (halfRun) {
+      halfRun.jobText = line;
+      frames.push(halfRun);
+      halfRun = null;
+      continue;
+    }
+    const frame = JSON.parse(line);
+    if (frame.type === "run") halfRun = frame;
+    else frames.push(frame);
+  }
+  return frames;
 }
 
 let loading = Promise.resolve();
@@ -138,12 +157,24 @@ function handle(frame, unwanted) {
 }
 
 let utilization = performance.eventLoopUtilization();
+let waited = waitedForACore();
 
+/** The share of the time since it was last asked that this host was at work, without what other processes took of it. */
 function busy() {
-  const now = performance.eventLoopUtilization();
-  const since = performance.eventLoopUtilization(now, utilization);
-  utilization = now;
-  return since.utilization;
+  const [before, waitedBefore] = [utilization, waited];
+  utilization = performance.eventLoopUtilization();
+  waited = waitedForACore();
+  const { active, idle } = performance.eventLoopUtilization(utilization, before);
+  return Math.max(0, active - (waited - waitedBefore)) / (active + idle || 1);
+}
+
+/** The milliseconds for which something was to be done and no core was free, where the system says so. */
+function waitedForACore() {
+  try {
+    return Number(fs.readFileSync("/proc/self/schedstat", "latin1").split(" ")[1]) / 1e6 || 0;
+  } catch {
+    return 0;
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -210,10 +241,18 @@ class Run {
   #controller;
   #abortPromise;
   #reason;
+  #jobText;
+  #job;
 
-  constructor({ id, job }) {
+  constructor({ id, payload, jobText }) {
     this.id = id;
-    this.rawJob = job;
+    this.payload = payload;
+    this.#jobText = jobText;
+  }
+
+  get job() {
+    this.#job ??= { ...revive(JSON.parse(this.#jobText)), payload: this.payload };
+    return this.#job;
   }
 
   get abortSignal() {
@@ -255,22 +294,22 @@ function run(frame) {
 }
 
 function begin(run, task) {
-  const { id, rawJob } = run;
+  const { id, payload } = run;
   try {
-    const result = task(rawJob.payload, Helpers.of(run));
+    const result = task(payload, Helpers.of(run));
     if (typeof result?.then === "function") {
-      result.then((value) => finish(id, rawJob, value), (error) => fail(id, error));
+      result.then((value) => finish(id, payload, value), (error) => fail(id, error));
     } else {
-      finish(id, rawJob, result);
+      finish(id, payload, result);
     }
   } catch (error) {
     fail(id, error);
   }
 }
 
-function finish(id, job, value) {
-  if (Array.isArray(value) && Array.isArray(job.payload)) {
-    finishBatch(id, job, value);
+function finish(id, payload, value) {
+  if (Array.isArray(value) && Array.isArray(payload)) {
+    finishBatch(id, payload, value);
     return;
   }
   runs.delete(id);
@@ -279,16 +318,16 @@ function finish(id, job, value) {
 }
 
 /** A task that gets an array may answer for each of its items. */
-async function finishBatch(id, job, values) {
-  if (values.length !== job.payload.length) {
-    log("warning", `the task returned ${values.length} results for ${job.payload.length} items: taken as done`);
-    finish(id, job);
+async function finishBatch(id, payload, values) {
+  if (values.length !== payload.length) {
+    log("warning", `the task returned ${values.length} results for ${payload.length} items: taken as done`);
+    finish(id);
     return;
   }
   const settled = await Promise.allSettled(values);
   const items = settled.flatMap(({ status, reason }, place) => (status === "rejected" ? [[place, describe(reason)]] : []));
   if (items.length === 0) {
-    finish(id, job);
+    finish(id);
     return;
   }
   runs.delete(id);
@@ -329,13 +368,13 @@ function framesOf(stack) {
 // Helpers: what a task gets beside its payload. They work when they are taken out of the object.
 
 const HELPERS = {
-  job: (run) => revive(run.rawJob),
+  job: (run) => run.job,
   logger: (run) => loggerOf(run.id, undefined),
   abortSignal: (run) => run.abortSignal,
   abortPromise: (run) => run.abortPromise,
   addJob: (run) => (identifier, payload, spec) => addJob(run.id, identifier, payload, spec),
   addJobs: (run) => (specs, jobKeyPreserveRunAt) => addJobs(run.id, specs, jobKeyPreserveRunAt),
-  getQueueName: (run) => (id = run.rawJob.job_queue_id) => getQueueName(run.id, id),
+  getQueueName: (run) => (id = run.job.job_queue_id) => getQueueName(run.id, id),
   withPgClient: () => withPgClient,
   query: () => query,
 };

@@ -290,7 +290,7 @@ impl Process {
             id
         };
         self.to_write.notify_one();
-        Some(Run { process: self.clone(), id, answered, is_aborted: false })
+        Some(Run { process: self.clone(), id, answered, is_over: false, is_aborted: false })
     }
 
     /// How much a host has to do.
@@ -301,8 +301,13 @@ impl Process {
             is_blocked: state.is_blocked(),
             is_busy: state.busy >= BUSY_FROM,
             jobs: state.jobs.len(),
-            idle_for: if state.jobs.is_empty() { state.idle_since.elapsed() } else { Duration::ZERO },
         }
+    }
+
+    /// How long it has had nothing to do.
+    pub(crate) fn idle_for(&self) -> Duration {
+        let state = self.state();
+        if state.jobs.is_empty() { state.idle_since.elapsed() } else { Duration::ZERO }
     }
 
     /// Gives it no more jobs; it ends when those in it have.
@@ -668,7 +673,6 @@ pub(crate) struct HostLoad {
     /// It has little time left.
     pub(crate) is_busy: bool,
     pub(crate) jobs: usize,
-    pub(crate) idle_for: Duration,
 }
 
 impl State {
@@ -723,20 +727,27 @@ pub(crate) struct Run {
     process: Arc<Process>,
     id: u64,
     answered: oneshot::Receiver<Ended>,
+    is_over: bool,
     is_aborted: bool,
 }
 
 impl Run {
     /// Waits for the end; tells the job to stop when `cancellation` says so.
     pub(crate) async fn ended(mut self, cancellation: &CancellationToken) -> Ended {
-        let gone = || Ended::WithHost("the host process of this task ended while the job ran".into());
-        tokio::select! {
+        let answer = tokio::select! {
             biased;
-            ended = &mut self.answered => return ended.unwrap_or_else(|_| gone()),
-            () = cancellation.cancelled() => {}
-        }
-        self.abort();
-        (&mut self.answered).await.unwrap_or_else(|_| gone())
+            answer = &mut self.answered => Some(answer),
+            () = cancellation.cancelled() => None,
+        };
+        let answer = match answer {
+            Some(answer) => answer,
+            None => {
+                self.abort();
+                (&mut self.answered).await
+            }
+        };
+        self.is_over = true;
+        answer.unwrap_or_else(|_| Ended::WithHost("the host process of this task ended while the job ran".into()))
     }
 
     fn abort(&mut self) {
@@ -749,6 +760,9 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
         let is_abandoned = match self.process.state().jobs.get_mut(&self.id) {
             Some(job) => {
                 job.abandoned = Some(Instant::now());

@@ -57,6 +57,8 @@ class Host:
         self.flush_is_due = False
         self.lock = threading.Lock()
         self.unfinished = []
+        # A run whose second line, the job, has not come yet.
+        self.half_run = None
         self.ended = asyncio.Event()
 
     # Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
@@ -118,12 +120,28 @@ class Host:
             self.unfinished.append(data)
             return
         self.unfinished.append(data[:end])
-        frames = [json.loads(line) for line in b"".join(self.unfinished).split(b"\n")]
+        frames = self.frames_in(b"".join(self.unfinished).split(b"\n"))
         self.unfinished = [data[end + 1 :]]
         # A job that waited behind a long one may be unwanted by now: then it does not begin.
         unwanted = {frame["id"] for frame in frames if frame["type"] == "abort"}
         for frame in frames:
             self.handle(frame, unwanted)
+
+    def frames_in(self, lines):
+        """The second line of a run stays text until its task asks for the job: few do, and it is the longer one."""
+        frames = []
+        for line in lines:
+            if self.half_run:
+                self.half_run["job_text"] = line
+                frames.append(self.half_run)
+                self.half_run = None
+                continue
+            frame = json.loads(line)
+            if frame["type"] == "run":
+                self.half_run = frame
+            else:
+                frames.append(frame)
+        return frames
 
     def eof_received(self):
         self.ended.set()
@@ -344,18 +362,20 @@ class Run:
     def __init__(self, host, frame):
         self.id = frame["id"]
         self._host = host
-        self._raw_job = frame["job"]
+        self._payload = frame["payload"]
+        self._job_text = frame["job_text"]
         self._job = None
         self.logger = Logger(host)
 
     @property
     def job(self):
         if self._job is None:
-            self._job = revive(self._raw_job)
+            self._job = revive(json.loads(self._job_text))
+            self._job["payload"] = self._payload
         return self._job
 
     def _queue_id(self, given):
-        return self._raw_job["job_queue_id"] if given is None else given
+        return self.job["job_queue_id"] if given is None else given
 
     def _add_job(self, identifier, payload, spec):
         params = {"identifier": identifier, "payload": {} if payload is None else payload, "spec": spec_of(spec)}
@@ -446,7 +466,7 @@ class ThreadRun(Run):
         return self._host.databases.with_connection(callback)
 
     def run(self, task):
-        host, payload = self._host, self._raw_job["payload"]
+        host, payload = self._host, self._payload
         current.set(self)
         try:
             result = task(payload, self)
@@ -497,7 +517,7 @@ class AsyncRun(Run):
         return await self._host.databases.with_connection_async(callback)
 
     async def run(self, task):
-        host, payload = self._host, self._raw_job["payload"]
+        host, payload = self._host, self._payload
         current.set(self)
         try:
             result = await task(payload, self)
