@@ -456,6 +456,10 @@ impl Shift<'_> {
                 self.hand.receive_unknown(reply.found_again);
                 self.hand.receive(Lane::First, reply.jobs);
                 drop(reply.under_way);
+                if claimed > 0 {
+                    // Their runners begin before this loop asks the database for anything else.
+                    tokio::task::yield_now().await;
+                }
                 surroundings.tell_written(report).await;
                 if leave_at.is_some() {
                     // What came while we were told to leave.

@@ -41,10 +41,13 @@ const current = new AsyncLocalStorage();
 // ---------------------------------------------------------------------------------------------------------------
 // Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
 
-const socket = new net.Socket({ fd, readable: true, writable: true });
+/** Bytes go past the streams of Node, which would take longer than a small job. */
+const onread = { buffer: Buffer.allocUnsafe(64 * 1024), callback: receive };
+const socket = new net.Socket({ fd, readable: true, writable: true, onread });
 let said = [];
 let doneIds = [];
 let flushIsDue = false;
+/** Pieces of a line whose end has not come yet. */
 let unfinishedLine = [];
 /** A run whose second line, the job, has not come yet. */
 let halfRun = null;
@@ -92,19 +95,25 @@ function flushAtOnce() {
   }
 }
 
-function receive(text) {
-  const end = text.lastIndexOf("\n");
+function receive(length, buffer) {
+  const bytes = buffer.subarray(0, length);
+  const end = bytes.lastIndexOf(10);
   if (end === -1) {
-    unfinishedLine.push(text);
-    return;
+    unfinishedLine.push(Buffer.from(bytes));
+    return true;
   }
-  unfinishedLine.push(text.slice(0, end));
-  const frames = framesIn(unfinishedLine.join("").split("\n"));
-  unfinishedLine = end + 1 < text.length ? [text.slice(end + 1)] : [];
+  const lines = textOf([...unfinishedLine, bytes.subarray(0, end)]).split("\n");
+  unfinishedLine = end + 1 < length ? [Buffer.from(bytes.subarray(end + 1))] : [];
+  const frames = framesIn(lines);
   // A job that waited behind a long one may be unwanted by now: then it does not begin.
   const unwanted = new Set();
   for (const frame of frames) if (frame.type === "abort") unwanted.add(frame.id);
   for (const frame of frames) handle(frame, unwanted);
+  return true;
+}
+
+function textOf(pieces) {
+  return (pieces.length === 1 ? pieces[0] : Buffer.concat(pieces)).toString();
 }
 
 /** The second line of a run stays text until its task asks for the job: few do, and it is the longer one. */
@@ -581,7 +590,6 @@ process.on("exit", flushAtOnce);
 // These are for the worker, which lets jobs finish; some process managers send them to all processes.
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => {});
 
-socket.setEncoding("utf8");
-socket.on("data", receive);
 socket.on("end", end);
+socket.resume();
 socket.on("error", end);

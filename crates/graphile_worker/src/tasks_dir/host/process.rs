@@ -42,6 +42,9 @@ const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 /// How often a host that has jobs is asked whether it listens.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a host that had nothing to do must have something before it is asked.
+const FIRST_PING_AFTER: Duration = Duration::from_millis(10);
+
 /// A host that has not answered for so long is at work on something that does not let it listen.
 const BLOCKED_AFTER: Duration = Duration::from_millis(50);
 
@@ -106,6 +109,8 @@ struct State {
     busy: f64,
     /// Whether nobody looks after this host because it has no jobs.
     is_parked: bool,
+    /// Whether what there is to say is the first thing after a while: nothing gathers then.
+    is_urgent: bool,
     idle_since: Instant,
     /// Since when it gets no more jobs.
     retired: Option<Instant>,
@@ -180,6 +185,7 @@ impl Process {
                 ping: None,
                 busy: 0.0,
                 is_parked: false,
+                is_urgent: false,
                 idle_since: Instant::now(),
                 retired: None,
                 utils: None,
@@ -285,6 +291,7 @@ impl Process {
             let in_flight = InFlight { answer: Some(answer), span: Span::current(), behind, abandoned: None };
             state.jobs.insert(id, in_flight);
             if std::mem::take(&mut state.is_parked) {
+                state.is_urgent = true;
                 self.began.notify_one();
             }
             id
@@ -440,8 +447,10 @@ impl Process {
         let mut writing = Vec::new();
         loop {
             self.to_write.notified().await;
-            // Whoever else is about to say something does so first.
-            tokio::task::yield_now().await;
+            if !std::mem::take(&mut self.state().is_urgent) {
+                // Whoever else is about to say something does so first.
+                tokio::task::yield_now().await;
+            }
             std::mem::swap(&mut writing, &mut self.state().outgoing);
             // A host that is gone is noticed by who reads.
             if !writing.is_empty() && to_host.write_all(&writing).await.is_err() {
@@ -595,6 +604,7 @@ impl Process {
             };
             if is_idle {
                 let _ = tokio::time::timeout(IDLE_INTERVAL, self.began.notified()).await;
+                tokio::time::sleep(FIRST_PING_AFTER).await;
             } else {
                 tokio::time::sleep(PING_INTERVAL).await;
             }
