@@ -149,8 +149,18 @@ async fn commonjs_and_modules_get_the_payload_and_the_job() {
     }
     assert!(job["locked_by"].as_str().unwrap().starts_with("rs-"), "{job}");
     assert_eq!(project.notes("named"), [json!([1, 2])]);
-    let keys =
-        ["job", "logger", "abortSignal", "abortPromise", "addJob", "addJobs", "getQueueName", "withPgClient", "query"];
+    let keys = [
+        "job",
+        "logger",
+        "abortSignal",
+        "abortPromise",
+        "addJob",
+        "addJobs",
+        "getQueueName",
+        "withPgClient",
+        "query",
+        "debug",
+    ];
     assert_eq!(project.notes("module"), [json!(["text", keys])]);
 }
 

@@ -79,6 +79,7 @@ pub(crate) struct Launch {
     pub(crate) database_url: String,
     pub(crate) schema: String,
     pub(crate) concurrency: usize,
+    pub(crate) max_pool_size: u32,
     pub(crate) memory_limit: Option<u64>,
 }
 
@@ -210,7 +211,7 @@ impl Process {
     }
 
     fn greet(&self) {
-        let Launch { tasks_dir, database_url, schema, concurrency, .. } = &*self.launch;
+        let Launch { tasks_dir, database_url, schema, concurrency, max_pool_size, .. } = &*self.launch;
         self.say(&ToHost::Hello(Hello {
             protocol: PROTOCOL,
             worker_version: env!("CARGO_PKG_VERSION"),
@@ -218,6 +219,7 @@ impl Process {
             database_url,
             schema,
             concurrency: *concurrency,
+            max_pool_size: *max_pool_size,
             log_level: log_level(),
         }));
     }
@@ -579,7 +581,7 @@ impl Process {
         tokio::spawn(async move {
             match call(&utils, method, &params).await {
                 Ok(value) => process.say(&ToHost::Result { id, value: &value }),
-                Err(message) => process.say(&ToHost::Refusal { id, error: Problem::new(message) }),
+                Err(error) => process.say(&ToHost::Refusal { id, error }),
             }
         });
     }
@@ -777,32 +779,33 @@ impl Drop for Run {
 }
 
 /// Does for a task what it asks of the worker.
-async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, String> {
-    let text = |error: crate::Error| error.to_string_with_sources();
-    let unfit = |error: serde_json::Error| format!("the parameters cannot be used: {error}");
+async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, Problem> {
+    let refused = |error: crate::Error| Problem::of(&error);
+    let unfit = |error: serde_json::Error| Problem::new(format!("the parameters cannot be used: {error}"));
     let value = match method {
         Method::AddJob => {
             let mut job: AddJob = serde_json::from_str(params.get()).map_err(unfit)?;
-            let (payload, spec) = (job.take_payload(), job.take_spec());
-            protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(text)?)
+            let (payload, spec) = (job.take_payload(), job.take_spec()?);
+            protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(refused)?)
         }
         Method::AddJobs => {
             let AddJobs { jobs } = serde_json::from_str(params.get()).map_err(unfit)?;
             let jobs = jobs.into_iter().map(|mut job| {
-                let (payload, spec) = (job.take_payload(), job.take_spec());
-                (job.identifier, payload, spec)
+                let (payload, spec) = (job.take_payload(), job.take_spec()?);
+                Ok((job.identifier, payload, spec))
             });
-            protocol::jobs_value(&utils.add_raw_json_jobs(jobs.collect()).await.map_err(text)?)
+            let jobs = jobs.collect::<Result<_, Problem>>()?;
+            protocol::jobs_value(&utils.add_raw_json_jobs(jobs).await.map_err(refused)?)
         }
         Method::GetQueueName => {
             let GetQueueName { id } = serde_json::from_str(params.get()).map_err(unfit)?;
-            let name = utils.queue_name(id).await.map_err(text)?;
-            let name = name.ok_or_else(|| format!("there is no queue with the id {id}"))?;
+            let name = utils.queue_name(id).await.map_err(refused)?;
+            let name = name.ok_or_else(|| Problem::new(format!("there is no queue with the id {id}")))?;
             serde_json::value::to_raw_value(&name)
         }
-        Method::Unknown => return Err("this worker does not know the method".to_owned()),
+        Method::Unknown => return Err(Problem::new("this worker does not know the method")),
     };
-    value.map_err(|error| error.to_string())
+    value.map_err(|error| Problem::new(error.to_string()))
 }
 
 /// The least important level that anybody listens to.

@@ -50,6 +50,7 @@ pub(crate) struct Hello<'a> {
     pub(crate) database_url: &'a str,
     pub(crate) schema: &'a str,
     pub(crate) concurrency: usize,
+    pub(crate) max_pool_size: u32,
     /// Less important logs need not be sent.
     pub(crate) log_level: Level,
 }
@@ -262,11 +263,25 @@ pub(crate) struct Problem {
     pub(crate) message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) stack: Option<String>,
+    /// What the database calls it, where that is who refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<String>,
 }
 
 impl Problem {
     pub(crate) fn new(message: impl Into<String>) -> Problem {
-        Problem { message: message.into(), stack: None }
+        Problem { message: message.into(), stack: None, code: None }
+    }
+
+    /// Why the worker could not do what a task asked for: of the database, its own words, which are what the task would
+    /// have got from it.
+    pub(crate) fn of(error: &crate::Error) -> Problem {
+        match error {
+            crate::Error::Database { source: sqlx::Error::Database(error), .. } => {
+                Problem { code: error.code().map(|code| code.into_owned()), ..Problem::new(error.message()) }
+            }
+            other => Problem::new(other.to_string_with_sources()),
+        }
     }
 
     /// The message, then where it happened.
@@ -306,36 +321,39 @@ struct Spec {
     run_at: Option<DateTime<Utc>>,
     max_attempts: Option<i16>,
     job_key: Option<String>,
-    job_key_mode: Option<KeyMode>,
+    job_key_mode: Option<String>,
     priority: Option<i16>,
     flags: Option<Vec<String>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum KeyMode {
-    Replace,
-    PreserveRunAt,
-    UnsafeDedupe,
+fn key_mode(name: &str) -> Result<JobKeyMode, Problem> {
+    match name {
+        "replace" => Ok(JobKeyMode::Replace),
+        "preserve_run_at" => Ok(JobKeyMode::PreserveRunAt),
+        "unsafe_dedupe" => Ok(JobKeyMode::UnsafeDedupe),
+        // What `add_job` would say.
+        other => Err(Problem {
+            code: Some("GWBKM".to_owned()),
+            ..Problem::new(format!(
+                "Invalid job_key_mode value '{other}', expected 'replace', 'preserve_run_at' or 'unsafe_dedupe'."
+            ))
+        }),
+    }
 }
 
 impl AddJob {
     /// How the job is to be scheduled.
-    pub(crate) fn take_spec(&mut self) -> JobSpec {
+    pub(crate) fn take_spec(&mut self) -> Result<JobSpec, Problem> {
         let spec = std::mem::take(&mut self.spec);
-        JobSpec {
+        Ok(JobSpec {
             queue_name: spec.queue_name,
             run_at: spec.run_at,
             max_attempts: spec.max_attempts,
             job_key: spec.job_key,
-            job_key_mode: spec.job_key_mode.map(|mode| match mode {
-                KeyMode::Replace => JobKeyMode::Replace,
-                KeyMode::PreserveRunAt => JobKeyMode::PreserveRunAt,
-                KeyMode::UnsafeDedupe => JobKeyMode::UnsafeDedupe,
-            }),
+            job_key_mode: spec.job_key_mode.as_deref().map(key_mode).transpose()?,
             priority: spec.priority,
             flags: spec.flags,
-        }
+        })
     }
 
     /// Its payload; without one, an empty object.
@@ -464,9 +482,12 @@ mod tests {
             r#"{"identifier":"t","spec":{"job_key":"k","job_key_mode":"preserve_run_at","run_at":"2030-01-01T00:00:00Z"}}"#,
         )
         .expect("parameters");
-        let spec = add.take_spec();
+        let spec = add.take_spec().expect("a mode that there is");
         assert_eq!((spec.job_key.as_deref(), spec.job_key_mode), (Some("k"), Some(JobKeyMode::PreserveRunAt)));
         assert_eq!(add.take_payload().get(), "{}");
         assert!(serde_json::from_str::<AddJob>(r#"{"identifier":"t","spec":{"jobkey":"k"}}"#).is_err());
+        let mut add: AddJob =
+            serde_json::from_str(r#"{"identifier":"t","spec":{"job_key_mode":"sometimes"}}"#).expect("parameters");
+        assert_eq!(add.take_spec().expect_err("no such mode").code.as_deref(), Some("GWBKM"));
     }
 }
