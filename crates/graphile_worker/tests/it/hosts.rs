@@ -195,6 +195,20 @@ async fn an_error_arrives_with_its_message_and_where_it_was_thrown() {
 }
 
 #[tokio::test]
+async fn half_a_character_costs_nobody_the_host() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project
+        .task("half.js", "module.exports = async () => { console.log('\\ud83e'); throw new Error('half \\ud83e'); };");
+    project.task("half_py.py", "def task(payload, helpers):\n  print('\\udc80')\n  raise ValueError('half \\udc80')");
+    db.add_job("'half'").await;
+    db.add_job("'half_py'").await;
+    run_once(&db, &project).await;
+    let errors = failed(&db, 2).await;
+    assert!(errors.iter().all(|error| error.starts_with("half \u{fffd}")), "{errors:?}");
+}
+
+#[tokio::test]
 async fn the_items_of_a_batch_that_failed_remain() {
     let db = Db::installed().await;
     let project = Project::new();

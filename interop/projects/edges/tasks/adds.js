@@ -18,6 +18,7 @@ module.exports = async (payload, helpers) => {
     all: await addJob("nobodys", { n: 1 }, { queueName: "q", runAt: RUN_AT, maxAttempts: 3, jobKey: "all", priority: 5, flags: ["a", "b"] }),
     empty: await addJob("nobodys", {}, { queueName: "", maxAttempts: 0, jobKey: "", priority: 0, flags: [] }),
     nulls: await addJob("nobodys", {}, { queueName: null, runAt: null, maxAttempts: null, jobKey: null, jobKeyMode: null, priority: null, flags: null }),
+    half: await addJob("nobodys", {}, { jobKey: "🦀".slice(1) }),
     first: await addJob("nobodys", [1], { jobKey: "k", runAt: RUN_AT }),
     preserved: await addJob("nobodys", [2], { jobKey: "k", jobKeyMode: "preserve_run_at" }),
     deduped: await addJob("other", { unused: true }, { jobKey: "k", jobKeyMode: "unsafe_dedupe" }),

@@ -3,6 +3,7 @@ module.exports = async (payload, { logger, debug }) => {
   logger.warn("a warning is told");
   logger.info("what happens is told", { with: "meta" });
   logger.debug("details are told");
+  logger.info(`half of ${"🦀".slice(1)} is told`);
   logger.scope({ step: 2 }).info("a part of it is told");
   await null;
   console.error("console.error is heard");

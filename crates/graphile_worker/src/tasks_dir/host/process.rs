@@ -472,10 +472,17 @@ impl Process {
         if line.is_empty() {
             return Ok(());
         }
-        let frame: FromHost<'_> = serde_json::from_slice(line).map_err(|error| {
-            let begin = String::from_utf8_lossy(&line[..line.len().min(100)]);
-            format!("it sent {begin:?}, expected a frame of the protocol ({error})")
-        })?;
+        let mended;
+        let frame: FromHost<'_> = match serde_json::from_slice(line) {
+            Ok(frame) => frame,
+            Err(error) => {
+                mended = protocol::mended(line);
+                serde_json::from_slice(&mended).map_err(|_| {
+                    let begin = String::from_utf8_lossy(&line[..line.len().min(100)]);
+                    format!("it sent {begin:?}, expected a frame of the protocol ({error})")
+                })?
+            }
+        };
         match frame.r#type {
             Kind::Done => self.jobs_done(frame.id, &frame.ids),
             Kind::Failed => {
@@ -784,12 +791,12 @@ async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<
     let unfit = |error: serde_json::Error| Problem::new(format!("the parameters cannot be used: {error}"));
     let value = match method {
         Method::AddJob => {
-            let mut job: AddJob = serde_json::from_str(params.get()).map_err(unfit)?;
+            let mut job: AddJob = protocol::parameters(params).map_err(unfit)?;
             let (payload, spec) = (job.take_payload(), job.take_spec()?);
             protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(refused)?)
         }
         Method::AddJobs => {
-            let AddJobs { jobs } = serde_json::from_str(params.get()).map_err(unfit)?;
+            let AddJobs { jobs } = protocol::parameters(params).map_err(unfit)?;
             let jobs = jobs.into_iter().map(|mut job| {
                 let (payload, spec) = (job.take_payload(), job.take_spec()?);
                 Ok((job.identifier, payload, spec))
@@ -798,7 +805,7 @@ async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<
             protocol::jobs_value(&utils.add_raw_json_jobs(jobs).await.map_err(refused)?)
         }
         Method::GetQueueName => {
-            let GetQueueName { id } = serde_json::from_str(params.get()).map_err(unfit)?;
+            let GetQueueName { id } = protocol::parameters(params).map_err(unfit)?;
             let name = utils.queue_name(id).await.map_err(refused)?;
             let name = name.ok_or_else(|| Problem::new(format!("there is no queue with the id {id}")))?;
             serde_json::value::to_raw_value(&name)

@@ -3,6 +3,7 @@
 
 use crate::job::{Job, JobKeyMode, JobSpec};
 use chrono::{DateTime, Datelike, Timelike, Utc};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -363,6 +364,54 @@ impl AddJob {
     }
 }
 
+/// What a host says in a call.
+pub(crate) fn parameters<T: DeserializeOwned>(text: &RawValue) -> Result<T, serde_json::Error> {
+    serde_json::from_str(text.get())
+        .or_else(|error| serde_json::from_slice(&mended(text.get().as_bytes())).map_err(|_| error))
+}
+
+/// The same JSON, with `\ufffd` for what is half of a character. Languages whose text is UTF-16 write such halves, for
+/// `slice` leaves them of an emoji, and text in Rust cannot hold them.
+pub(crate) fn mended(json: &[u8]) -> Vec<u8> {
+    let mut mended = Vec::with_capacity(json.len());
+    let mut rest = json;
+    while let Some((&first, others)) = rest.split_first() {
+        let taken = match (first, half(rest), half(rest.get(ESCAPE..).unwrap_or_default())) {
+            (b'\\', Some(Half::First), Some(Half::Second)) => 2 * ESCAPE,
+            (b'\\', Some(_), _) => {
+                mended.extend_from_slice(b"\\ufffd");
+                rest = &rest[ESCAPE..];
+                continue;
+            }
+            // Whatever comes after it is not the beginning of anything.
+            (b'\\', None, _) => 2.min(1 + others.len()),
+            _ => 1,
+        };
+        mended.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    mended
+}
+
+/// How long `\ud83e` is.
+const ESCAPE: usize = 6;
+
+#[derive(Clone, Copy)]
+enum Half {
+    First,
+    Second,
+}
+
+/// Which half of a character begins here, written as an escape.
+fn half(json: &[u8]) -> Option<Half> {
+    let digits = json.strip_prefix(b"\\u")?.get(..4)?;
+    match u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()? {
+        0xd800..0xdc00 => Some(Half::First),
+        0xdc00..0xe000 => Some(Half::Second),
+        _ => None,
+    }
+}
+
 /// Bytes in, whole lines out.
 #[derive(Default)]
 pub(crate) struct Lines {
@@ -458,6 +507,23 @@ mod tests {
     fn a_frame_of_a_later_version_is_no_error() {
         let frame: FromHost<'_> = serde_json::from_str(r#"{"type":"confetti","colour":"red"}"#).expect("a frame");
         assert_eq!(frame.r#type, Kind::Unknown);
+    }
+
+    #[test]
+    fn halves_of_characters_are_replaced_and_nothing_else() {
+        for (said, read) in [
+            (r#""plain \\ud83e \n \" é 🦀""#, r#""plain \\ud83e \n \" é 🦀""#),
+            (r#""\ud83e\udd80""#, r#""\ud83e\udd80""#),
+            (r#""\ud83e""#, r#""\ufffd""#),
+            (r#""\udd80\ud83e\ud83e\udd80 \uD83E\n""#, r#""\ufffd\ufffd\ud83e\udd80 \ufffd\n""#),
+            (r#""\\\ud83e""#, r#""\\\ufffd""#),
+        ] {
+            let mended = text(mended(said.as_bytes()));
+            assert_eq!(mended, read);
+            assert!(serde_json::from_str::<String>(&mended).is_ok(), "{mended}");
+        }
+        assert_eq!(text(mended(br"\ud8")), r"\ud8");
+        assert_eq!(text(mended(br"\")), r"\");
     }
 
     #[test]
