@@ -5,6 +5,7 @@
 //! | example | shown by |
 //! | --- | --- |
 //! | Quickstart: CLI, `tasks/hello.js`, `npx graphile-worker -c`, `add_job` | [`the_quickstart_of_the_command_line`] |
+//! | the same, the ways to name the database | [`the_ways_to_name_the_database`] |
 //! | Quickstart: library, `run` and `quickAddJob` | [`the_quickstart_of_the_library`] |
 //! | `Runner` object, `runner.addJob` | [`what_nodes_library_adds_runs_under_both`] |
 //! | `Runner` object, `runner.events.on("job:success")` | [`the_quickstart_of_the_library`] waits for it under Node; ours has hooks in Rust, and its log |
@@ -67,6 +68,46 @@ async fn the_quickstart_of_the_command_line() {
         assert_eq!(job_lines(&worker.log()), ["[job(hello{1})] INFO: Hello, Bobby Tables"], "{command_line:?}");
         worker.signal("TERM");
         worker.ended().await;
+    }
+}
+
+/// A name, a URL, a URL without a server, variables: whatever leads the worker to its database leads its tasks there too.
+/// Only not for Node's own worker the bare name that the quickstart begins with: its driver reads it as another server.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ways_to_name_the_database() {
+    const PASSWORD: &str = "p@ss/w:rd %";
+    const ENCODED: &str = "p%40ss%2Fw%3Ard%20%25";
+    for command_line in [OURS, NODES[0]] {
+        let db = database().await;
+        let (server, name) = db.url().rsplit_once('/').expect("a URL");
+        let (host, port) = server.rsplit_once('@').and_then(|(_, server)| server.split_once(':')).expect("a server");
+        let role = format!("role_of_{name}");
+        db.run(&format!("create role {role} superuser login password '{PASSWORD}'")).await;
+        let (url, without_server) =
+            (format!("postgres://{role}:{ENCODED}@{host}:{port}/{name}"), format!("postgres:///{name}"));
+        let variables =
+            [("DATABASE_URL", ""), ("PGHOST", host), ("PGPORT", port), ("PGUSER", &role), ("PGPASSWORD", PASSWORD)];
+        let with_name = [&variables[..], &[("PGDATABASE", name)]].concat();
+        let ways = [
+            (&["--once", "-c", &url][..], &[("DATABASE_URL", "")][..]),
+            (&["--once"], &[("DATABASE_URL", &url)]),
+            (&["--once", "-c", name], &variables),
+            (&["--once", "-c", &without_server], &variables),
+            (&["--once"], &with_name),
+        ];
+        for (place, (arguments, environment)) in ways.into_iter().enumerate() {
+            if command_line != OURS && arguments.contains(&name) {
+                continue;
+            }
+            db.run("truncate noted; select graphile_worker.add_job('one')").await;
+            let ended = command_line.start_with(&db, &project("spec"), arguments, environment).ended().await;
+            assert_eq!(
+                db.value("select value from noted").await,
+                json!({"one": 1}),
+                "{place}, {command_line:?}: {ended:?}"
+            );
+        }
+        db.run(&format!("drop role {role}")).await;
     }
 }
 

@@ -1,8 +1,10 @@
+import type { JobHelpers } from "graphile-worker";
+
 interface Payload {
   count: number;
 }
 
-export default async (payload: Payload, helpers: { query: Function }): Promise<void> => {
+export default async (payload: Payload, { query }: JobHelpers): Promise<void> => {
   const doubled: number = payload.count * 2;
-  await helpers.query("insert into noted (task, value) values ('typed', $1)", [JSON.stringify({ doubled })]);
+  await query("insert into noted (task, value) values ('typed', $1)", [JSON.stringify({ doubled })]);
 };
