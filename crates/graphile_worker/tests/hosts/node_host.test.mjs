@@ -325,6 +325,15 @@ test("of an error that has others in it, all are told", async (t) => {
   assert.doesNotMatch(stack, /node:/);
 });
 
+test("an error that is its own cause is told, and has an end", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = () => { const error = new Error('round'); error.cause = error; throw error; };",
+  });
+  host.run(1, "t", {});
+  const { message, stack } = (await host.hear({ type: "failed" })).error;
+  assert.deepEqual([message, stack.match(/caused by: round/g).length], ["round", 8]);
+});
+
 test("an error that throws when it is looked at fails its job and no other", async (t) => {
   const host = await start(t, {
     "t.js": "module.exports = async () => { throw { get message() { throw new Error('no'); } }; };",

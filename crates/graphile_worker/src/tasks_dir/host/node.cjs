@@ -15,6 +15,7 @@ const util = require("node:util");
 const PROTOCOL = 1;
 const LEVELS = ["error", "warning", "info", "debug"];
 const LONGEST_GOODBYE_MS = 1000;
+const MOST_CAUSES = 8;
 
 const fd = Number(process.env.GRAPHILE_WORKER_HOST_FD);
 // Not for the processes that tasks start.
@@ -340,16 +341,16 @@ function fail(id, error) {
 }
 
 /** An error as the worker wants it: what it says, then where it happened. */
-function describe(error) {
+function describe(error, depth = 0) {
   try {
-    return described(error);
+    return described(error, depth);
   } catch {
     // Whatever it is, looking at it throws.
     return { message: "an error that cannot be read was thrown" };
   }
 }
 
-function described(error) {
+function described(error, depth) {
   if (!util.types.isNativeError(error) && !(error instanceof Error)) {
     const message = typeof error?.message === "string" && error.message !== "" ? error.message : thrown(error);
     return { message, stack: typeof error?.stack === "string" ? framesOf(error.stack) : undefined };
@@ -357,9 +358,10 @@ function described(error) {
   const message = error.message || error.name || "an error without a message";
   let stack = framesOf(error.stack);
   // Of an AggregateError the message is often empty, and all there is to know is in its parts.
-  const causes = error.cause === undefined ? [] : [error.cause];
-  if (Array.isArray(error.errors)) causes.push(...error.errors);
-  for (const cause of causes.map(describe)) {
+  const causes = [...(error.cause === undefined ? [] : [error.cause]), ...(Array.isArray(error.errors) ? error.errors : [])];
+  // An error may be its own cause, and a thousand may be parts of one.
+  for (const value of depth < MOST_CAUSES ? causes.slice(0, MOST_CAUSES) : []) {
+    const cause = describe(value, depth + 1);
     stack += `${stack && "\n"}caused by: ${cause.message}${cause.stack ? `\n${cause.stack}` : ""}`;
   }
   return { message: String(message), stack };
