@@ -1,7 +1,10 @@
 //! What the tests beside the real Node package need: a Node that is new enough, the pinned releases,
 //! and databases. `make interop` installs the packages first.
 
+mod command_line;
+
 use chrono::{DateTime, SecondsFormat, Utc};
+pub use command_line::{AtWork, CommandLine, Ended};
 use graphile_worker_devdb::{Cluster, TestDatabase};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
@@ -50,9 +53,9 @@ pub fn node_program() -> PathBuf {
     NODE.clone()
 }
 
-/// A project with a folder of tasks.
-pub fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("project")
+/// A project with a folder of tasks, by its name: see `projects/`.
+pub fn project(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("projects").join(name)
 }
 
 /// A database, and Node's programs pointed at it.
@@ -101,15 +104,6 @@ impl Db {
         self.database.url()
     }
 
-    /// `graphile-worker --once` of that release in a project's folder.
-    pub fn node_runs_folder_once(&self, package: &str, project: &Path) {
-        let cli = modules().join(package).join("dist/cli.js");
-        let mut command = Command::new(&*NODE);
-        command.arg(cli).args(["-c", self.database.url(), "-s", "graphile_worker", "--once"]).current_dir(project);
-        let output = command.env_remove("DATABASE_URL").output().expect("Node runs");
-        assert!(output.status.success(), "{output:?}");
-    }
-
     /// Runs what there is with a worker of that release; see `node/worker.cjs`.
     pub async fn node_works(&self, package: &str) {
         self.node_worker(&[package, self.database.url(), "graphile_worker"]).await;
@@ -149,15 +143,24 @@ impl Db {
 
     /// What Node's WorkerUtils answer; see `node/utils.cjs`.
     pub fn node_utils(&self, package: &str) -> Value {
-        let output = node(&script("utils.cjs"), &[package, self.database.url(), "graphile_worker"]);
-        assert!(output.status.success(), "{output:?}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        let said = run_node("utils.cjs", &[package, self.database.url(), "graphile_worker"]);
+        serde_json::from_str(&said).expect("JSON")
     }
 
     /// Runs statements.
     pub async fn run(&self, sql: &str) {
         let result = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await;
         result.unwrap_or_else(|error| panic!("{error}\n{sql}"));
+    }
+
+    /// Waits until a condition in SQL holds.
+    pub async fn until(&self, condition: &str) {
+        patiently(condition, async {
+            while self.value(condition).await != Value::Bool(true) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
     }
 
     /// The one value of a query, as JSON.
@@ -217,11 +220,11 @@ pub async fn patiently<T>(what: &str, waits: impl Future<Output = T>) -> T {
     waited.unwrap_or_else(|_| panic!("waited {} s for {what}", PATIENCE.as_secs()))
 }
 
-/// The command line of that release.
-pub fn node_command_line(package: &str) -> Command {
-    let mut command = Command::new(&*NODE);
-    command.arg(modules().join(package).join("dist/cli.js"));
-    command
+/// Runs a program of `node/` to its end, and returns what it printed.
+pub fn run_node(name: &str, arguments: &[&str]) -> String {
+    let output = node(&script(name), arguments);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
 }
 
 /// What Node's parser makes of crontabs; see `node/crontab.cjs`.
@@ -243,8 +246,7 @@ pub fn node_reads_crontabs(package: &str, questions: &Value) -> Vec<Value> {
 }
 
 fn run_worker(arguments: &[&str]) {
-    let output = node(&script("worker.cjs"), arguments);
-    assert!(output.status.success(), "{output:?}");
+    run_node("worker.cjs", arguments);
 }
 
 fn script(name: &str) -> PathBuf {

@@ -3,11 +3,10 @@
 #![allow(missing_docs)]
 
 use chrono::{Duration as Span, Timelike, Utc};
-use graphile_worker_interop::{Db, node_command_line, patiently};
-use serde_json::{Value, json};
+use graphile_worker_interop::{CommandLine, Db, patiently};
+use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Writes down everything that it was given.
@@ -65,7 +64,7 @@ fn told(effects: &Path) -> Vec<Vec<Value>> {
 }
 
 /// Runs the command line on the folder until everything has run, and returns what came of it.
-async fn effect_of(name: &str, mut command: Command, crontab: &str) -> (Vec<Vec<Value>>, Value) {
+async fn effect_of(name: &str, command_line: CommandLine, crontab: &str) -> (Vec<Vec<Value>>, Value) {
     let db = Db::ours().await;
     db.run(
         "insert into graphile_worker._private_known_crontabs (identifier, known_since, last_execution)
@@ -77,30 +76,24 @@ async fn effect_of(name: &str, mut command: Command, crontab: &str) -> (Vec<Vec<
     )
     .await;
     let folder = Folder::new(name, crontab);
-    command.current_dir(&folder.0).env("DATABASE_URL", db.url()).env("EFFECTS", folder.effects());
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
-    patiently("all jobs to run", async {
-        while told(&folder.effects()).len() < 4
-            || db.value("select count(*) from graphile_worker.jobs where locked_at is not null or attempts = 0").await
-                != json!(0)
-        {
+    let effects = folder.effects();
+    let worker = command_line.start_with(&db, &folder.0, &[], &[("EFFECTS", effects.to_str().expect("text"))]);
+    patiently("all to be told", async {
+        while told(&effects).len() < 4 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
-    let stopped = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(stopped.expect("kill runs").success());
-    patiently("the worker to end", tokio::task::spawn_blocking(move || child.wait()))
-        .await
-        .expect("a thread")
-        .expect("its end");
+    db.until("select count(*) = 0 from graphile_worker.jobs where locked_at is not null or attempts = 0").await;
+    worker.signal("TERM");
+    worker.ended().await;
     let left = db
         .value(
             "select json_agg(json_build_array(task_identifier, attempts, max_attempts, locked_by, last_error is not null))
              from graphile_worker.jobs",
         )
         .await;
-    (told(&folder.effects()), left)
+    (told(&effects), left)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,9 +101,9 @@ async fn a_folder_of_executables_with_a_crontab_has_the_same_effect() {
     // Due an hour ago, and missed.
     let due = Utc::now() - Span::hours(1);
     let crontab = format!("{} {} * * * tell ?id=daily&fill=3h&max=4 {{from: 'crontab'}}\n", due.minute(), due.hour());
-    let ours = effect_of("ours", Command::new(env!("CARGO_BIN_EXE_ours")), &crontab).await;
+    let ours = effect_of("ours", CommandLine::Ours(env!("CARGO_BIN_EXE_ours")), &crontab).await;
     assert_eq!(ours.0.len(), 4);
     for package in ["graphile-worker", "graphile-worker-0.17"] {
-        assert_eq!(ours, effect_of(package, node_command_line(package), &crontab).await, "{package}");
+        assert_eq!(ours, effect_of(package, CommandLine::Nodes(package), &crontab).await, "{package}");
     }
 }

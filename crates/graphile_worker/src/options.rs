@@ -511,6 +511,7 @@ impl WorkerOptions {
                     database_url,
                     schema: schema.name().to_owned(),
                     concurrency,
+                    max_pool_size: pool.options().get_max_connections(),
                 };
                 let options = self.task_options.clone();
                 let folder = TasksDir::new(&path, in_code, options, leftovers.clone(), host_settings)?;

@@ -30,11 +30,17 @@ pub(crate) enum LogFormat {
     Text,
 }
 
-/// Logs to standard error from here on: what `RUST_LOG` says, or else this level. An application that has set up its
-/// own log keeps it.
+/// Logs to standard error from here on: what `RUST_LOG` says, or else this level; and details where the variables of
+/// Node's worker ask for them. An application that has set up its own log keeps it.
 pub(crate) fn start(format: LogFormat, level: &str) {
     let _ = STARTED.set(format);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("{level},sqlx=error")));
+    let asked = ["GRAPHILE_LOGGER_DEBUG", "GRAPHILE_WORKER_DEBUG"].map(std::env::var_os);
+    let details = match asked.iter().flatten().any(|value| !value.is_empty()) {
+        true => ",graphile_worker=debug,graphile_worker_cli=debug",
+        false => "",
+    };
+    let otherwise = || EnvFilter::new(format!("{level},sqlx=error{details}"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| otherwise());
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let _ = tracing_subscriber::registry().with(filter).with(Lines { format, colours }).try_init();
 }

@@ -10,7 +10,8 @@ use graphile_worker::{
     CleanupTask, HostOptions, Worker, WorkerOptions, WorkerRecoveryConfig, WorkerUtils, parse_crontab,
 };
 use std::io::ErrorKind;
-use tracing::info;
+use std::path::Path;
+use tracing::{info, warn};
 
 /// The worker that an application describes; or that of the plain command line, which has only the tasks folder.
 pub(crate) struct Application {
@@ -103,8 +104,23 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
         }
         options = options.host_options(hosts);
     }
+    if !application.has_own_tasks {
+        warn_of_nodes_configuration();
+    }
     options = with_tasks(options, settings, application.has_own_tasks)?;
     with_crontab(options, settings, application.has_own_tasks)
+}
+
+/// Who comes from Node's worker may have a file of its settings here, and wonder.
+fn warn_of_nodes_configuration() {
+    let endings = ["js", "cjs", "mjs", "ts", "cts", "mts"];
+    let files = endings.map(|ending| format!("graphile.config.{ending}"));
+    for file in files.iter().filter(|file| Path::new(file).exists()) {
+        warn!(
+            label = "worker",
+            file, "the configuration of Node's worker is not read here: use flags, the environment or --config FILE"
+        );
+    }
 }
 
 /// Without tasks of the application's own, there has to be a folder of them.

@@ -67,7 +67,8 @@ async function start(t, files) {
 /** The two lines of a run. */
 function run(id, task, payload, generation = 1) {
   const time = "2030-01-02T03:04:05.678901Z";
-  const job = { id: "1", job_queue_id: null, run_at: time, created_at: time, updated_at: time, locked_at: null };
+  const times = { run_at: time, created_at: time, updated_at: time, locked_at: null };
+  const job = { id: "1", task_identifier: task, attempts: 1, max_attempts: 25, job_queue_id: null, ...times };
   return [{ type: "run", id, task, generation, payload }, job];
 }
 
@@ -196,7 +197,7 @@ test("helpers are made when they are looked at, and look like any other object",
     };`,
   });
   host.run(1, "t", {});
-  const names = "abortPromise,abortSignal,addJob,addJobs,getQueueName,job,logger,mine,query,withPgClient";
+  const names = "abortPromise,abortSignal,addJob,addJobs,debug,getQueueName,job,logger,mine,query,withPgClient";
   assert.match((await host.hear({ type: "log" })).message, /job: \{[^]*withPgClient: \[AsyncFunction[^]*mine: 1/);
   assert.equal((await host.hear({ type: "failed" })).error.message, `true,${names},true,false,2,`);
 });
@@ -208,6 +209,140 @@ test("an answer of the worker that is an error is thrown", async (t) => {
   assert.deepEqual([call.method, call.run, call.params], ["add_job", 1, { identifier: "x", payload: {}, spec: {} }]);
   host.say({ type: "result", id: call.id, error: { message: "no room" } });
   assert.equal((await host.hear({ type: "failed" })).error.message, "no room");
+});
+
+test("many jobs have one key mode, and who says another is warned", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = (_, { addJobs }) => addJobs([{ identifier: 'x', jobKey: 'k', jobKeyMode: 'unsafe_dedupe' }], true);",
+  });
+  host.run(1, "t", {});
+  assert.match((await host.hear({ type: "log", level: "warning", run: 1 })).message, /use addJob/);
+  const { params } = await host.hear({ type: "call", method: "add_jobs" });
+  assert.deepEqual(params.jobs, [{ identifier: "x", payload: {}, spec: { job_key: "k", job_key_mode: "preserve_run_at" } }]);
+});
+
+test("what the database refuses has its code", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = (_, { addJob }) => addJob('x').catch(({ message, code }) => { throw new Error([message, code].join()); });" });
+  host.run(1, "t", {});
+  const call = await host.hear({ type: "call" });
+  host.say({ type: "result", id: call.id, error: { message: "too long", code: "GWBID" } });
+  assert.equal((await host.hear({ type: "failed" })).error.message, "too long,GWBID");
+});
+
+test("a job that was added says whether it may run", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = async (_, { addJob, job }) => {
+      const added = await addJob("x");
+      throw new Error([added.is_available, added.run_at instanceof Date, job.is_available].join());
+    };`,
+  });
+  const [frame, job] = run(1, "t", {});
+  host.say(frame, { ...job, locked_at: "2030-01-02T03:04:05Z" });
+  const call = await host.hear({ type: "call" });
+  host.say({ type: "result", id: call.id, value: { ...job, payload: {} } });
+  assert.equal((await host.hear({ type: "failed" })).error.message, "true,true,false");
+});
+
+/** What counts as `pg` for one test: its clients do what the tasks say. */
+const PG = `exports.Pool = class {
+  on() {}
+  async end() {}
+  async connect() { return { release: () => {}, query: async (text) => ({ rows: [{ text }] }) }; }
+};`;
+
+function install(folder, name, text) {
+  const place = path.join(folder, "node_modules", ...name.split("/"));
+  fs.mkdirSync(place, { recursive: true });
+  fs.writeFileSync(path.join(place, "index.js"), text);
+}
+
+test("pg may be the project's, or hidden behind its graphile-worker", async (t) => {
+  const task = "module.exports = async (_, { query }) => { throw new Error((await query('select 1')).rows[0].text); };";
+  const hidden = await start(t, { "t.js": task });
+  install(hidden.folder, "graphile-worker", "");
+  install(hidden.folder, "graphile-worker/node_modules/pg", PG);
+  hidden.run(1, "t", {});
+  assert.equal((await hidden.hear({ type: "failed" })).error.message, "select 1");
+  const without = await start(t, { "t.js": task });
+  without.run(1, "t", {});
+  assert.match((await without.hear({ type: "failed" })).error.message, /run `npm install pg`/);
+});
+
+test("with retries, what fails for a reason that passes is tried again", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = async ({ code, times }, { withPgClient }) => {
+      let calls = 0;
+      const result = await withPgClient.withRetries(async () => {
+        if (++calls <= times) throw Object.assign(new Error("not now"), { code });
+        return "done";
+      }).catch((error) => error.message);
+      throw new Error([result, calls].join());
+    };`,
+  });
+  install(host.folder, "pg", PG);
+  for (const [id, payload, outcome] of [
+    [1, { code: "40001", times: 2 }, "done,3"],
+    [2, { code: "40P01", times: 1 }, "done,2"],
+    [3, { code: "23505", times: 1 }, "not now,1"],
+    [4, { times: 1 }, "not now,1"],
+  ]) {
+    host.run(id, "t", payload);
+    assert.equal((await host.hear({ type: "failed", id })).error.message, outcome);
+  }
+});
+
+test("helpers.debug logs, and says what to call instead", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = (_, { debug }) => debug('details', 1);" });
+  host.run(1, "t", {});
+  assert.match((await host.hear({ type: "log", level: "error" })).message, /logger\.debug/);
+  const { message, meta, run } = await host.hear({ type: "log", level: "debug" });
+  assert.deepEqual([message, meta, run], ["details", { parameters: [1] }, 1]);
+});
+
+test("what a job logs when it is over names it still", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = (_, { logger }) => {
+      setImmediate(() => setImmediate(() => {
+        logger.scope({ step: 2 }).info("late");
+        console.log("later");
+      }));
+    };`,
+  });
+  host.run(1, "t", {});
+  await host.hear({ type: "done" });
+  assert.deepEqual((await host.hear({ type: "log", message: "late" })).scope, { task_identifier: "t", job_id: "1", step: 2 });
+  assert.deepEqual((await host.hear({ type: "log", message: "later" })).scope, { task_identifier: "t", job_id: "1" });
+});
+
+test("of an error that has others in it, all are told", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = () => { throw new AggregateError([new Error('one'), 'two'], '', { cause: new Error('zero') }); };",
+  });
+  host.run(1, "t", {});
+  const { message, stack } = (await host.hear({ type: "failed" })).error;
+  assert.equal(message, "AggregateError");
+  assert.match(stack, /caused by: zero\n[^]*caused by: one\n[^]*caused by: two$/);
+  assert.doesNotMatch(stack, /node:/);
+});
+
+test("an error that is its own cause is told, and has an end", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = () => { const error = new Error('round'); error.cause = error; throw error; };",
+  });
+  host.run(1, "t", {});
+  const { message, stack } = (await host.hear({ type: "failed" })).error;
+  assert.deepEqual([message, stack.match(/caused by: round/g).length], ["round", 8]);
+});
+
+test("an error that throws when it is looked at fails its job and no other", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = async () => { throw { get message() { throw new Error('no'); } }; };",
+    "fine.js": "module.exports = () => {};",
+  });
+  host.run(1, "t", {});
+  assert.match((await host.hear({ type: "failed", id: 1 })).error.message, /cannot be read/);
+  host.run(2, "fine", {});
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [2]);
 });
 
 test("what was said before the process exits arrives", async (t) => {

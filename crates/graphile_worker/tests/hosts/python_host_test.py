@@ -168,6 +168,7 @@ class PythonHost(unittest.TestCase):
         host = self.host(
             t="from datetime import datetime, timezone\ndef task(payload, helpers):\n  helpers.add_job('x', run_at=datetime(2030, 1, 1, tzinfo=timezone.utc))",
             bad="def task(payload, helpers): helpers.add_job('x', jobkey='k')",
+            told="def task(payload, helpers):\n  try: helpers.add_job('x')\n  except RuntimeError as error: raise ValueError(error.code) from None",
         )
         host.run(1, "t")
         call = host.hear(type="call")
@@ -176,6 +177,10 @@ class PythonHost(unittest.TestCase):
         self.assertEqual(call["params"], {"identifier": "x", "payload": {}, "spec": spec})
         host.say({"type": "result", "id": call["id"], "error": {"message": "no room"}})
         self.assertEqual(host.hear(type="failed")["error"]["message"], "no room")
+        host.run(3, "told")
+        call = host.hear(type="call")
+        host.say({"type": "result", "id": call["id"], "error": {"message": "too long", "code": "GWBID"}})
+        self.assertEqual(host.hear(type="failed")["error"]["message"], "GWBID")
         host.run(2, "bad")
         self.assertIn("a job has no jobkey", host.hear(type="failed")["error"]["message"])
 
@@ -257,7 +262,7 @@ class Pool:
     async def __aenter__(self): return self
     async def __aexit__(self, *_): pass
     async def fetch(self, sql, *values): return [{'sql': sql, 'value': values[0]}]
-async def create_pool(url, min_size): return Pool()
+async def create_pool(url, min_size, max_size): return Pool()
 """
 
 if __name__ == "__main__":

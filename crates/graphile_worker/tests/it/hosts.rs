@@ -149,8 +149,18 @@ async fn commonjs_and_modules_get_the_payload_and_the_job() {
     }
     assert!(job["locked_by"].as_str().unwrap().starts_with("rs-"), "{job}");
     assert_eq!(project.notes("named"), [json!([1, 2])]);
-    let keys =
-        ["job", "logger", "abortSignal", "abortPromise", "addJob", "addJobs", "getQueueName", "withPgClient", "query"];
+    let keys = [
+        "job",
+        "logger",
+        "abortSignal",
+        "abortPromise",
+        "addJob",
+        "addJobs",
+        "getQueueName",
+        "withPgClient",
+        "query",
+        "debug",
+    ];
     assert_eq!(project.notes("module"), [json!(["text", keys])]);
 }
 
@@ -182,6 +192,20 @@ async fn an_error_arrives_with_its_message_and_where_it_was_thrown() {
         errors[3]
     );
     assert!(errors[3].ends_with("ValueError: snake"), "{}", errors[3]);
+}
+
+#[tokio::test]
+async fn half_a_character_costs_nobody_the_host() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project
+        .task("half.js", "module.exports = async () => { console.log('\\ud83e'); throw new Error('half \\ud83e'); };");
+    project.task("half_py.py", "def task(payload, helpers):\n  print('\\udc80')\n  raise ValueError('half \\udc80')");
+    db.add_job("'half'").await;
+    db.add_job("'half_py'").await;
+    run_once(&db, &project).await;
+    let errors = failed(&db, 2).await;
+    assert!(errors.iter().all(|error| error.starts_with("half \u{fffd}")), "{errors:?}");
 }
 
 #[tokio::test]

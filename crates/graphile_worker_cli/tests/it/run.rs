@@ -433,6 +433,18 @@ async fn what_a_crontab_wants_and_nobody_knows_is_said_and_so_is_an_empty_folder
 }
 
 #[tokio::test]
+async fn what_node_would_have_read_is_named() {
+    let (database, folder) = (installed_database().await, greeting_folder());
+    let output = on(&database, &folder, &["--once"]).output().unwrap();
+    assert!(!texts(&output).1.contains("configuration of Node's worker"), "{}", texts(&output).1);
+    folder.write("graphile.config.mts", "export default {};");
+    let output = on(&database, &folder, &["--once"]).env("GRAPHILE_LOGGER_DEBUG", "1").output().unwrap();
+    let log = texts(&output).1;
+    assert!(log.contains("WARN: the configuration of Node's worker is not read here"), "{log}");
+    assert!(log.contains("graphile.config.mts") && log.contains("] DEBUG: "), "{log}");
+}
+
+#[tokio::test]
 async fn tasks_are_a_list_for_machines() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/one", "#!/bin/sh\n");

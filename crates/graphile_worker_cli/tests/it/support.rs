@@ -121,7 +121,7 @@ pub(crate) fn clean(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments);
     for (name, _) in std::env::vars_os() {
         let named = name.to_string_lossy();
-        if ["PG", "DATABASE_URL", "RUST_LOG", "GRAPHILE_WORKER_"].iter().any(|ours| named.starts_with(ours))
+        if ["PG", "DATABASE_URL", "RUST_LOG", "GRAPHILE_"].iter().any(|ours| named.starts_with(ours))
             && named != "PGBIN"
         {
             command.env_remove(&name);

@@ -115,6 +115,8 @@ pub(crate) struct HostSettings {
     pub(crate) database_url: String,
     pub(crate) schema: String,
     pub(crate) concurrency: usize,
+    /// How many connections the pool of the tasks in a host may have.
+    pub(crate) max_pool_size: u32,
 }
 
 /// The hosts of a worker, of all languages. When it is dropped, they end.
@@ -394,6 +396,7 @@ impl Pool {
             database_url: self.settings.database_url.clone(),
             schema: self.settings.schema.clone(),
             concurrency: self.settings.concurrency,
+            max_pool_size: self.settings.max_pool_size,
             memory_limit: self.settings.options.memory_limit,
         });
         let mut fatal: HashMap<Arc<str>, String> = HashMap::new();

@@ -15,6 +15,7 @@ const util = require("node:util");
 const PROTOCOL = 1;
 const LEVELS = ["error", "warning", "info", "debug"];
 const LONGEST_GOODBYE_MS = 1000;
+const MOST_CAUSES = 8;
 
 const fd = Number(process.env.GRAPHILE_WORKER_HOST_FD);
 // Not for the processes that tasks start.
@@ -349,15 +350,27 @@ function fail(id, error) {
 }
 
 /** An error as the worker wants it: what it says, then where it happened. */
-function describe(error) {
+function describe(error, depth = 0) {
+  try {
+    return described(error, depth);
+  } catch {
+    // Whatever it is, looking at it throws.
+    return { message: "an error that cannot be read was thrown" };
+  }
+}
+
+function described(error, depth) {
   if (!util.types.isNativeError(error) && !(error instanceof Error)) {
     const message = typeof error?.message === "string" && error.message !== "" ? error.message : thrown(error);
     return { message, stack: typeof error?.stack === "string" ? framesOf(error.stack) : undefined };
   }
   const message = error.message || error.name || "an error without a message";
   let stack = framesOf(error.stack);
-  if (error.cause !== undefined) {
-    const cause = describe(error.cause);
+  // Of an AggregateError the message is often empty, and all there is to know is in its parts.
+  const causes = [...(error.cause === undefined ? [] : [error.cause]), ...(Array.isArray(error.errors) ? error.errors : [])];
+  // An error may be its own cause, and a thousand may be parts of one.
+  for (const value of depth < MOST_CAUSES ? causes.slice(0, MOST_CAUSES) : []) {
+    const cause = describe(value, depth + 1);
     stack += `${stack && "\n"}caused by: ${cause.message}${cause.stack ? `\n${cause.stack}` : ""}`;
   }
   return { message: String(message), stack };
@@ -367,10 +380,10 @@ function thrown(value) {
   return typeof value === "string" && value !== "" ? value : `a value that is no error was thrown: ${util.inspect(value)}`;
 }
 
-/** The lines of a stack that say where, without the message and without this file. */
+/** The lines of a stack that say where, without the message, this file and what is Node's own. */
 function framesOf(stack) {
   const lines = String(stack ?? "").split("\n");
-  return lines.filter((line) => /^\s+at /.test(line) && !/\[eval\]|node:internal/.test(line)).join("\n");
+  return lines.filter((line) => /^\s+at /.test(line) && !/\[eval\]|\bnode:/.test(line)).join("\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -378,7 +391,7 @@ function framesOf(stack) {
 
 const HELPERS = {
   job: (run) => run.job,
-  logger: (run) => loggerOf(run.id, undefined),
+  logger: (run) => loggerOf(run, undefined),
   abortSignal: (run) => run.abortSignal,
   abortPromise: (run) => run.abortPromise,
   addJob: (run) => (identifier, payload, spec) => addJob(run.id, identifier, payload, spec),
@@ -386,6 +399,7 @@ const HELPERS = {
   getQueueName: (run) => (id = run.job.job_queue_id) => getQueueName(run.id, id),
   withPgClient: () => withPgClient,
   query: () => query,
+  debug: (run) => (message, ...parameters) => debug(run, message, parameters),
 };
 
 /**
@@ -428,6 +442,7 @@ function revive(raw) {
   const date = (text) => (text == null ? null : new Date(text));
   return {
     ...raw,
+    is_available: raw.locked_at == null && raw.attempts < raw.max_attempts,
     run_at: date(raw.run_at),
     created_at: date(raw.created_at),
     updated_at: date(raw.updated_at),
@@ -446,9 +461,11 @@ function loggerOf(run, scope) {
   };
 }
 
-function log(level, message, meta, run = current.getStore()?.id, scope) {
+function log(level, message, meta, run = current.getStore(), scope) {
   if (LEVELS.indexOf(level) > LEVELS.indexOf(hello.log_level)) return;
-  const frame = { type: "log", level, message: typeof message === "string" ? message : util.inspect(message), run, scope };
+  // Of a run that is over the worker knows nothing any more.
+  if (run && !runs.has(run.id)) scope = { task_identifier: run.job.task_identifier, job_id: run.job.id, ...scope };
+  const frame = { type: "log", level, message: typeof message === "string" ? message : util.inspect(message), run: run?.id, scope };
   try {
     said.push(JSON.stringify({ ...frame, meta }));
   } catch {
@@ -456,6 +473,12 @@ function log(level, message, meta, run = current.getStore()?.id, scope) {
     said.push(JSON.stringify({ ...frame, scope: undefined, meta: util.inspect(meta) }));
   }
   flushSoon();
+}
+
+/** Node's worker has it still, and says that it is gone. */
+function debug(run, message, parameters) {
+  log("error", "helpers.debug has gone: call helpers.logger.debug", undefined, run);
+  log("debug", message, { parameters }, run);
 }
 
 let lastCall = 0;
@@ -472,7 +495,7 @@ function call(run, method, params) {
 function answer({ id, value, error }) {
   const call = calls.get(id);
   calls.delete(id);
-  if (error) call?.reject(new Error(error.message));
+  if (error) call?.reject(Object.assign(new Error(error.message), error.code && { code: error.code }));
   else call?.resolve(value);
 }
 
@@ -482,10 +505,9 @@ async function addJob(run, identifier, payload, spec = {}) {
 
 async function addJobs(run, specs, jobKeyPreserveRunAt) {
   const mode = jobKeyPreserveRunAt ? "preserve_run_at" : undefined;
-  const jobs = specs.map((spec) => {
-    if (spec.jobKeyMode) throw new Error("addJobs cannot have a jobKeyMode of its own for each job: use addJob for that");
-    return { identifier: spec.identifier, payload: spec.payload ?? {}, spec: specOf(spec, mode) };
-  });
+  const jobs = specs.map((spec) => ({ identifier: spec.identifier, payload: spec.payload ?? {}, spec: specOf(spec, mode) }));
+  // Node's worker skips it without a word.
+  if (specs.some((spec) => spec.jobKeyMode)) log("warning", "addJobs skips the jobKeyMode of a single job: use addJob for that", undefined, runs.get(run));
   return (await call(run, "add_jobs", { jobs })).map(revive);
 }
 
@@ -512,21 +534,31 @@ function getQueueName(run, id) {
   return queueNames.get(id);
 }
 
+/** A package of the project; or one that its graphile-worker has brought along, which some package managers hide. */
+function packageOfProject(name) {
+  const ofProject = createRequire(path.join(hello.tasks_dir, "tasks.js"));
+  const places = [() => ofProject, () => createRequire(ofProject.resolve("graphile-worker"))];
+  for (const place of places) {
+    try {
+      return place()(name);
+    } catch (error) {
+      if (error.code !== "MODULE_NOT_FOUND") throw error;
+    }
+  }
+}
+
 let pool;
 
 /** Connections of the project's own `pg`. */
 function pgPool() {
   if (pool) return pool;
-  let pg;
-  try {
-    pg = createRequire(path.join(hello.tasks_dir, "tasks.js"))("pg");
-  } catch (error) {
-    if (error.code !== "MODULE_NOT_FOUND") throw error;
+  const pg = packageOfProject("pg");
+  if (!pg) {
     throw new Error(
       `helpers.query and helpers.withPgClient need the package pg, and ${hello.tasks_dir} and the folders above it have none: run \`npm install pg\` in the project`,
     );
   }
-  pool = new pg.Pool({ connectionString: hello.database_url ?? undefined });
+  pool = new pg.Pool({ connectionString: hello.database_url ?? undefined, max: hello.max_pool_size });
   // A connection that breaks while nobody uses it is no reason to end.
   pool.on("error", (error) => log("warning", `an idle connection of helpers.query broke: ${error.message}`));
   return pool;
@@ -544,6 +576,31 @@ async function withPgClient(callback) {
     client.release(broken);
   }
 }
+
+/** Errors that go away by themselves, and how long to wait for that at first and at most, in milliseconds. */
+const PASSING_ERRORS = new Map([
+  ["40001", [50, 5_000]], // two transactions met
+  ["40P01", [50, 5_000]], // a deadlock
+  ["57P03", [3_000, 120_000]], // the server starts
+  ["EHOSTUNREACH", [3_000, 120_000]],
+  ["ETIMEDOUT", [3_000, 120_000]],
+]);
+const MOST_TRIES = 100;
+
+/** The same, again and again while it fails for a reason that passes. */
+withPgClient.withRetries = async (callback) => {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await withPgClient(callback);
+    } catch (error) {
+      const [first, longest] = PASSING_ERRORS.get(error?.code) ?? [];
+      if (first === undefined || attempt + 1 === MOST_TRIES) throw error;
+      // Not all at the same moment.
+      const wait = Math.min(longest, first * 1.5 ** attempt) * (0.5 + Math.random() / 2);
+      await new Promise((resolve) => setTimeout(resolve, wait));
+    }
+  }
+};
 
 function query(text, values) {
   return withPgClient((client) => client.query(text, values));

@@ -82,6 +82,7 @@ pub(crate) struct Launch {
     pub(crate) database_url: String,
     pub(crate) schema: String,
     pub(crate) concurrency: usize,
+    pub(crate) max_pool_size: u32,
     pub(crate) memory_limit: Option<u64>,
 }
 
@@ -216,7 +217,7 @@ impl Process {
     }
 
     fn greet(&self) {
-        let Launch { tasks_dir, database_url, schema, concurrency, .. } = &*self.launch;
+        let Launch { tasks_dir, database_url, schema, concurrency, max_pool_size, .. } = &*self.launch;
         self.say(&ToHost::Hello(Hello {
             protocol: PROTOCOL,
             worker_version: env!("CARGO_PKG_VERSION"),
@@ -224,6 +225,7 @@ impl Process {
             database_url,
             schema,
             concurrency: *concurrency,
+            max_pool_size: *max_pool_size,
             log_level: log_level(),
         }));
     }
@@ -479,10 +481,17 @@ impl Process {
         if line.is_empty() {
             return Ok(());
         }
-        let frame: FromHost<'_> = serde_json::from_slice(line).map_err(|error| {
-            let begin = String::from_utf8_lossy(&line[..line.len().min(100)]);
-            format!("it sent {begin:?}, expected a frame of the protocol ({error})")
-        })?;
+        let mended;
+        let frame: FromHost<'_> = match serde_json::from_slice(line) {
+            Ok(frame) => frame,
+            Err(error) => {
+                mended = protocol::mended(line);
+                serde_json::from_slice(&mended).map_err(|_| {
+                    let begin = String::from_utf8_lossy(&line[..line.len().min(100)]);
+                    format!("it sent {begin:?}, expected a frame of the protocol ({error})")
+                })?
+            }
+        };
         match frame.r#type {
             Kind::Done => self.jobs_done(frame.id, &frame.ids),
             Kind::Failed => {
@@ -588,7 +597,7 @@ impl Process {
         tokio::spawn(async move {
             match call(&utils, method, &params).await {
                 Ok(value) => process.say(&ToHost::Result { id, value: &value }),
-                Err(message) => process.say(&ToHost::Refusal { id, error: Problem::new(message) }),
+                Err(error) => process.say(&ToHost::Refusal { id, error }),
             }
         });
     }
@@ -787,32 +796,33 @@ impl Drop for Run {
 }
 
 /// Does for a task what it asks of the worker.
-async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, String> {
-    let text = |error: crate::Error| error.to_string_with_sources();
-    let unfit = |error: serde_json::Error| format!("the parameters cannot be used: {error}");
+async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, Problem> {
+    let refused = |error: crate::Error| Problem::of(&error);
+    let unfit = |error: serde_json::Error| Problem::new(format!("the parameters cannot be used: {error}"));
     let value = match method {
         Method::AddJob => {
-            let mut job: AddJob = serde_json::from_str(params.get()).map_err(unfit)?;
-            let (payload, spec) = (job.take_payload(), job.take_spec());
-            protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(text)?)
+            let mut job: AddJob = protocol::parameters(params).map_err(unfit)?;
+            let (payload, spec) = (job.take_payload(), job.take_spec()?);
+            protocol::job_value(&utils.add_raw_job(&job.identifier, payload, spec).await.map_err(refused)?)
         }
         Method::AddJobs => {
-            let AddJobs { jobs } = serde_json::from_str(params.get()).map_err(unfit)?;
+            let AddJobs { jobs } = protocol::parameters(params).map_err(unfit)?;
             let jobs = jobs.into_iter().map(|mut job| {
-                let (payload, spec) = (job.take_payload(), job.take_spec());
-                (job.identifier, payload, spec)
+                let (payload, spec) = (job.take_payload(), job.take_spec()?);
+                Ok((job.identifier, payload, spec))
             });
-            protocol::jobs_value(&utils.add_raw_json_jobs(jobs.collect()).await.map_err(text)?)
+            let jobs = jobs.collect::<Result<_, Problem>>()?;
+            protocol::jobs_value(&utils.add_raw_json_jobs(jobs).await.map_err(refused)?)
         }
         Method::GetQueueName => {
-            let GetQueueName { id } = serde_json::from_str(params.get()).map_err(unfit)?;
-            let name = utils.queue_name(id).await.map_err(text)?;
-            let name = name.ok_or_else(|| format!("there is no queue with the id {id}"))?;
+            let GetQueueName { id } = protocol::parameters(params).map_err(unfit)?;
+            let name = utils.queue_name(id).await.map_err(refused)?;
+            let name = name.ok_or_else(|| Problem::new(format!("there is no queue with the id {id}")))?;
             serde_json::value::to_raw_value(&name)
         }
-        Method::Unknown => return Err("this worker does not know the method".to_owned()),
+        Method::Unknown => return Err(Problem::new("this worker does not know the method")),
     };
-    value.map_err(|error| error.to_string())
+    value.map_err(|error| Problem::new(error.to_string()))
 }
 
 /// The least important level that anybody listens to.

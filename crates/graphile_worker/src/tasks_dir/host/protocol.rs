@@ -3,6 +3,7 @@
 
 use crate::job::{Job, JobKeyMode, JobSpec};
 use chrono::{DateTime, Datelike, Timelike, Utc};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -50,6 +51,7 @@ pub(crate) struct Hello<'a> {
     pub(crate) database_url: &'a str,
     pub(crate) schema: &'a str,
     pub(crate) concurrency: usize,
+    pub(crate) max_pool_size: u32,
     /// Less important logs need not be sent.
     pub(crate) log_level: Level,
 }
@@ -262,11 +264,25 @@ pub(crate) struct Problem {
     pub(crate) message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) stack: Option<String>,
+    /// What the database calls it, where that is who refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<String>,
 }
 
 impl Problem {
     pub(crate) fn new(message: impl Into<String>) -> Problem {
-        Problem { message: message.into(), stack: None }
+        Problem { message: message.into(), stack: None, code: None }
+    }
+
+    /// Why the worker could not do what a task asked for: of the database, its own words, which are what the task would
+    /// have got from it.
+    pub(crate) fn of(error: &crate::Error) -> Problem {
+        match error {
+            crate::Error::Database { source: sqlx::Error::Database(error), .. } => {
+                Problem { code: error.code().map(|code| code.into_owned()), ..Problem::new(error.message()) }
+            }
+            other => Problem::new(other.to_string_with_sources()),
+        }
     }
 
     /// The message, then where it happened.
@@ -306,42 +322,93 @@ struct Spec {
     run_at: Option<DateTime<Utc>>,
     max_attempts: Option<i16>,
     job_key: Option<String>,
-    job_key_mode: Option<KeyMode>,
+    job_key_mode: Option<String>,
     priority: Option<i16>,
     flags: Option<Vec<String>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum KeyMode {
-    Replace,
-    PreserveRunAt,
-    UnsafeDedupe,
+fn key_mode(name: &str) -> Result<JobKeyMode, Problem> {
+    match name {
+        "replace" => Ok(JobKeyMode::Replace),
+        "preserve_run_at" => Ok(JobKeyMode::PreserveRunAt),
+        "unsafe_dedupe" => Ok(JobKeyMode::UnsafeDedupe),
+        // What `add_job` would say.
+        other => Err(Problem {
+            code: Some("GWBKM".to_owned()),
+            ..Problem::new(format!(
+                "Invalid job_key_mode value '{other}', expected 'replace', 'preserve_run_at' or 'unsafe_dedupe'."
+            ))
+        }),
+    }
 }
 
 impl AddJob {
     /// How the job is to be scheduled.
-    pub(crate) fn take_spec(&mut self) -> JobSpec {
+    pub(crate) fn take_spec(&mut self) -> Result<JobSpec, Problem> {
         let spec = std::mem::take(&mut self.spec);
-        JobSpec {
+        Ok(JobSpec {
             queue_name: spec.queue_name,
             run_at: spec.run_at,
             max_attempts: spec.max_attempts,
             job_key: spec.job_key,
-            job_key_mode: spec.job_key_mode.map(|mode| match mode {
-                KeyMode::Replace => JobKeyMode::Replace,
-                KeyMode::PreserveRunAt => JobKeyMode::PreserveRunAt,
-                KeyMode::UnsafeDedupe => JobKeyMode::UnsafeDedupe,
-            }),
+            job_key_mode: spec.job_key_mode.as_deref().map(key_mode).transpose()?,
             priority: spec.priority,
             flags: spec.flags,
-        }
+        })
     }
 
     /// Its payload; without one, an empty object.
     pub(crate) fn take_payload(&mut self) -> Box<RawValue> {
         let empty = || RawValue::from_string("{}".to_owned()).expect("an empty object is JSON");
         self.payload.take().unwrap_or_else(empty)
+    }
+}
+
+/// What a host says in a call.
+pub(crate) fn parameters<T: DeserializeOwned>(text: &RawValue) -> Result<T, serde_json::Error> {
+    serde_json::from_str(text.get())
+        .or_else(|error| serde_json::from_slice(&mended(text.get().as_bytes())).map_err(|_| error))
+}
+
+/// The same JSON, with `\ufffd` for what is half of a character. Languages whose text is UTF-16 write such halves, for
+/// `slice` leaves them of an emoji, and text in Rust cannot hold them.
+pub(crate) fn mended(json: &[u8]) -> Vec<u8> {
+    let mut mended = Vec::with_capacity(json.len());
+    let mut rest = json;
+    while let Some((&first, others)) = rest.split_first() {
+        let taken = match (first, half(rest), half(rest.get(ESCAPE..).unwrap_or_default())) {
+            (b'\\', Some(Half::First), Some(Half::Second)) => 2 * ESCAPE,
+            (b'\\', Some(_), _) => {
+                mended.extend_from_slice(b"\\ufffd");
+                rest = &rest[ESCAPE..];
+                continue;
+            }
+            // Whatever comes after it is not the beginning of anything.
+            (b'\\', None, _) => 2.min(1 + others.len()),
+            _ => 1,
+        };
+        mended.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    mended
+}
+
+/// How long `\ud83e` is.
+const ESCAPE: usize = 6;
+
+#[derive(Clone, Copy)]
+enum Half {
+    First,
+    Second,
+}
+
+/// Which half of a character begins here, written as an escape.
+fn half(json: &[u8]) -> Option<Half> {
+    let digits = json.strip_prefix(b"\\u")?.get(..4)?;
+    match u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()? {
+        0xd800..0xdc00 => Some(Half::First),
+        0xdc00..0xe000 => Some(Half::Second),
+        _ => None,
     }
 }
 
@@ -443,6 +510,23 @@ mod tests {
     }
 
     #[test]
+    fn halves_of_characters_are_replaced_and_nothing_else() {
+        for (said, read) in [
+            (r#""plain \\ud83e \n \" é 🦀""#, r#""plain \\ud83e \n \" é 🦀""#),
+            (r#""\ud83e\udd80""#, r#""\ud83e\udd80""#),
+            (r#""\ud83e""#, r#""\ufffd""#),
+            (r#""\udd80\ud83e\ud83e\udd80 \uD83E\n""#, r#""\ufffd\ufffd\ud83e\udd80 \ufffd\n""#),
+            (r#""\\\ud83e""#, r#""\\\ufffd""#),
+        ] {
+            let mended = text(mended(said.as_bytes()));
+            assert_eq!(mended, read);
+            assert!(serde_json::from_str::<String>(&mended).is_ok(), "{mended}");
+        }
+        assert_eq!(text(mended(br"\ud8")), r"\ud8");
+        assert_eq!(text(mended(br"\")), r"\");
+    }
+
+    #[test]
     fn lines_come_whole_however_they_arrive() {
         let mut lines = Lines::default();
         let mut seen = Vec::new();
@@ -464,9 +548,12 @@ mod tests {
             r#"{"identifier":"t","spec":{"job_key":"k","job_key_mode":"preserve_run_at","run_at":"2030-01-01T00:00:00Z"}}"#,
         )
         .expect("parameters");
-        let spec = add.take_spec();
+        let spec = add.take_spec().expect("a mode that there is");
         assert_eq!((spec.job_key.as_deref(), spec.job_key_mode), (Some("k"), Some(JobKeyMode::PreserveRunAt)));
         assert_eq!(add.take_payload().get(), "{}");
         assert!(serde_json::from_str::<AddJob>(r#"{"identifier":"t","spec":{"jobkey":"k"}}"#).is_err());
+        let mut add: AddJob =
+            serde_json::from_str(r#"{"identifier":"t","spec":{"job_key_mode":"sometimes"}}"#).expect("parameters");
+        assert_eq!(add.take_spec().expect_err("no such mode").code.as_deref(), Some("GWBKM"));
     }
 }

@@ -284,7 +284,9 @@ class Host:
         if future is None:
             return
         if frame.get("error"):
-            future.set_exception(RuntimeError(frame["error"]["message"]))
+            error = RuntimeError(frame["error"]["message"])
+            error.code = frame["error"].get("code")
+            future.set_exception(error)
         else:
             future.set_result(frame.get("value"))
 
@@ -680,7 +682,7 @@ class Databases:
         self.pool_lock = self.pool_lock or asyncio.Lock()
         async with self.pool_lock:
             if self.pool is None:
-                self.pool = await asyncpg.create_pool(self.url(), min_size=0)
+                self.pool = await asyncpg.create_pool(self.url(), min_size=0, max_size=self.host.hello.get("max_pool_size") or 10)
         return self.pool
 
     async def query_async(self, sql, values=None):

@@ -1,0 +1,1 @@
+module.exports = (_, helpers) => require("../../lib/note.cjs")(helpers, "loaded", "folder/index");

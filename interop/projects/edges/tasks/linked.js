@@ -1,0 +1,1 @@
+../lib/linked_task.js

@@ -1,0 +1,3 @@
+module.exports = async ({ name }, { logger }) => {
+  logger.info(`Hello, ${name}`);
+};

@@ -1,0 +1,3 @@
+module.exports = async (payload, helpers) => {
+  helpers.logger.debug(`Received ${JSON.stringify(payload)}`);
+};
