@@ -512,6 +512,7 @@ impl WorkerOptions {
                     schema: schema.name().to_owned(),
                     concurrency,
                     max_pool_size: pool.options().get_max_connections(),
+                    shutdown_grace_period: self.shutdown_grace_period,
                 };
                 let options = self.task_options.clone();
                 let folder = TasksDir::new(&path, in_code, options, leftovers.clone(), host_settings)?;

@@ -541,6 +541,31 @@ async fn running_jobs_are_told_when_the_worker_stops_and_hosts_end_with_it() {
 }
 
 #[tokio::test]
+async fn a_job_that_ends_soon_after_the_worker_was_told_to_stop_is_not_disturbed() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.task(
+        "waits.js",
+        "module.exports = async (_, { abortSignal }) => {
+           abortSignal.addEventListener('abort', () => note('aborted', 0));
+           note('began', 0);
+           while (!require('fs').existsSync(OUT + '/go')) await new Promise((resolve) => setTimeout(resolve, 5));
+         };",
+    );
+    db.add_job("'waits'").await;
+    let (log, _guard) = Log::start();
+    let grace_period = Duration::from_secs(60);
+    let started = Started::new(options(&db, &project).shutdown_grace_period(grace_period)).await;
+    project.noted("began", 1).await;
+    started.worker.request_shutdown();
+    until("the worker lets jobs finish", async || log.line("letting jobs finish")).await;
+    std::fs::write(project.0.join("go"), "").unwrap();
+    started.running.await.unwrap().unwrap();
+    assert_eq!(project.notes("aborted"), [] as [Value; 0]);
+    assert_eq!(jobs(&db).await, [] as [Value; 0], "it is done");
+}
+
+#[tokio::test]
 async fn files_that_do_not_load_are_named_and_the_others_run() {
     let db = Db::installed().await;
     let project = Project::new();

@@ -35,6 +35,9 @@ const START_PAUSE: Duration = Duration::from_secs(1);
 /// How long a task has to end by itself once it was told that its timeout has passed.
 const TIME_TO_NOTICE: Duration = Duration::from_millis(500);
 
+/// How long after the worker began to leave a task is told so at the latest: as long as Node's worker waits.
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
+
 /// How hosts of task files are run: which programs, how many, how large.
 ///
 /// ```
@@ -117,6 +120,7 @@ pub(crate) struct HostSettings {
     pub(crate) concurrency: usize,
     /// How many connections the pool of the tasks in a host may have.
     pub(crate) max_pool_size: u32,
+    pub(crate) shutdown_grace_period: Duration,
 }
 
 /// The hosts of a worker, of all languages. When it is dropped, they end.
@@ -207,7 +211,7 @@ impl Script {
             Ok(run) => run,
             Err(why) => return Err(TaskError::new(why)).into(),
         };
-        match run.ended(ctx.cancellation_token()).await {
+        match run.ended(self.must_stop(&ctx)).await {
             Ended::Done => Ok(TaskOutcome::Done).into(),
             Ended::Failed(problem) => Err(TaskError::new(problem.text())).into(),
             Ended::FailedItems(failed) => {
@@ -217,6 +221,22 @@ impl Script {
                 batch_answer(&items, BatchResult::Each(results))
             }
             Ended::WithHost(why) => Err(TaskError::new(&*why)).into(),
+        }
+    }
+}
+
+impl Script {
+    /// Returns when a job is to be told to stop: when its time is up, and some time after the worker began to leave. Until
+    /// then it may well finish; code that was told mostly fails.
+    async fn must_stop(&self, ctx: &WorkerContext) {
+        let half_time = self.pool.settings.shutdown_grace_period / 2;
+        let leaving = async {
+            ctx.cancellation_token().cancelled().await;
+            tokio::time::sleep(half_time.min(LONGEST_SILENCE)).await;
+        };
+        tokio::select! {
+            () = ctx.must_end() => {}
+            () = leaving => {}
         }
     }
 }

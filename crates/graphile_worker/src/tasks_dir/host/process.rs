@@ -751,12 +751,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Waits for the end; tells the job to stop when `cancellation` says so.
-    pub(crate) async fn ended(mut self, cancellation: &CancellationToken) -> Ended {
+    /// Waits for the end; tells the job to stop when it `must_stop`.
+    pub(crate) async fn ended(mut self, must_stop: impl Future<Output = ()>) -> Ended {
         let answer = tokio::select! {
             biased;
             answer = &mut self.answered => Some(answer),
-            () = cancellation.cancelled() => None,
+            () = must_stop => None,
         };
         let answer = match answer {
             Some(answer) => answer,
