@@ -286,8 +286,17 @@ impl Error {
 
     /// Whether the server undid the statement because of another transaction: the connection is as good as before.
     pub(crate) fn is_contention(&self) -> bool {
+        self.has_code(&["40001", "40P01"]) || self.is_lock_timeout()
+    }
+
+    /// Whether another transaction held for longer than `lock_timeout` what the statement needed.
+    pub(crate) fn is_lock_timeout(&self) -> bool {
+        self.has_code(&["55P03"])
+    }
+
+    fn has_code(&self, codes: &[&str]) -> bool {
         let Error::Database { source: sqlx::Error::Database(error), .. } = self else { return false };
-        error.code().is_some_and(|code| ["40001", "40P01"].contains(&&*code))
+        error.code().is_some_and(|code| codes.contains(&&*code))
     }
 }
 

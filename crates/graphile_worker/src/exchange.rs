@@ -43,6 +43,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// How long a report waits for rows that somebody has locked, before it goes without them.
+const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+
 /// An exchange of so many jobs is worth the second lane's while.
 pub(crate) const WORTH_A_LANE: usize = LARGEST_CLAIM / 4;
 
@@ -88,6 +91,10 @@ impl Report {
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
         self.ended.iter().map(|ended| ended.job.id)
+    }
+
+    pub(crate) fn concerns_queue(&self, queue: i32) -> bool {
+        self.ended.iter().any(|ended| ended.job.job_queue_id == Some(queue))
     }
 
     /// Takes those of the jobs that are `wanted` out of it.
@@ -149,6 +156,13 @@ pub(crate) struct Wants {
     pub(crate) now: Option<DateTime<Utc>>,
     /// How many seconds old the worker's heartbeat may be, where it has one.
     pub(crate) freshness: Option<f64>,
+}
+
+/// What came of an exchange.
+pub(crate) enum Exchanged {
+    Written(Reply),
+    /// Nothing: an open transaction of somebody else's holds the rows of these jobs, which were to be reported.
+    Held(HashSet<i64>),
 }
 
 pub(crate) struct Reply {
@@ -220,9 +234,12 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// A connection for the first lane, made while something else has to be waited for. `None` where that fails: who
     /// opens the lane will see why.
-    pub(crate) async fn connect_ahead(options: &PgConnectOptions, worker_id: &str) -> Option<PgConnection> {
-        let options = options.clone().application_name(&connection_name(worker_id, Lane::First));
-        PgConnection::connect_with(&options).await.ok()
+    pub(crate) async fn connect_ahead(
+        options: &PgConnectOptions,
+        worker_id: &str,
+        persistent: bool,
+    ) -> Option<PgConnection> {
+        PgConnection::connect_with(&options_of_first_lane(options, worker_id, persistent)).await.ok()
     }
 
     /// The first lane, on the connection that was made ahead, if there is one and it still works.
@@ -234,10 +251,8 @@ impl Exchange {
         identifiers: &[Arc<str>],
         persistent: bool,
     ) -> Result<Exchange, Error> {
-        // Ours alone, so that a new connection can find the one before it.
-        let name = connection_name(&surroundings.worker_id, Lane::First);
         let mut exchange = Exchange {
-            options: options.application_name(&name),
+            options: options_of_first_lane(&options, &surroundings.worker_id, persistent),
             connection: None,
             statements,
             surroundings,
@@ -329,9 +344,9 @@ impl Exchange {
         self.jobs_wait
     }
 
-    /// Reports and claims. Returns only when it is written, however long the database is away; an error is one that
-    /// waiting would not cure.
-    pub(crate) async fn exchange(&mut self, report: &Report, wants: &Wants) -> Result<Reply, Error> {
+    /// Reports and claims. Returns only when it is written, however long the database is away, or when it turns out that
+    /// somebody keeps it from being written; an error is one that waiting would not cure.
+    pub(crate) async fn exchange(&mut self, report: &Report, wants: &Wants) -> Result<Exchanged, Error> {
         let mut pause = SHORTEST_PAUSE;
         let mut away = false;
         loop {
@@ -341,10 +356,16 @@ impl Exchange {
                     if away {
                         info!(label = "worker", worker_id = &*self.surroundings.worker_id, "the database is back");
                     }
-                    return Ok(reply);
+                    return Ok(Exchanged::Written(reply));
                 }
                 Ok(Err(error)) if error.is_contention() => {
                     debug!(label = "worker", error = error.to_string_with_sources(), "got in each other's way");
+                    if error.is_lock_timeout() {
+                        let held = self.held_rows(report.ids().collect()).await;
+                        if !held.is_empty() {
+                            return Ok(Exchanged::Held(held));
+                        }
+                    }
                     continue;
                 }
                 Ok(Err(error)) if !error.is_retryable() => return Err(error),
@@ -476,6 +497,19 @@ impl Exchange {
             .await
             .doing(doing)?;
         self.jobs(&rows).doing(doing)
+    }
+
+    /// Those of the jobs whose rows an open transaction of somebody else's holds; none, where that cannot be found out.
+    pub(crate) async fn held_rows(&mut self, jobs: Vec<i64>) -> HashSet<i64> {
+        let Some(mut connection) = self.connection.take() else { return HashSet::new() };
+        let query = sqlx::query_scalar(self.statements.held_rows.sql()).persistent(false).bind(jobs);
+        match tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_all(&mut connection)).await {
+            Ok(Ok(held)) => {
+                self.connection = Some(connection);
+                held.into_iter().collect()
+            }
+            _ => HashSet::new(),
+        }
     }
 
     async fn held(&self, connection: &mut PgConnection) -> Result<Vec<Job>, Error> {
@@ -625,6 +659,13 @@ impl Exchange {
             let _ = connection.close().await;
         }
     }
+}
+
+/// Its name is its own, so that a new connection can find the one before it.
+fn options_of_first_lane(options: &PgConnectOptions, worker_id: &str, persistent: bool) -> PgConnectOptions {
+    let options = options.clone().application_name(&connection_name(worker_id, Lane::First));
+    // A pooler would not pass it on.
+    if persistent { options.options([LOCK_TIMEOUT]) } else { options }
 }
 
 fn connection_name(worker_id: &str, lane: Lane) -> String {

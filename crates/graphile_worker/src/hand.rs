@@ -20,6 +20,9 @@ use tokio_util::sync::CancellationToken;
 /// A job that has waited this long in hand is given back: somebody else may have a slot for it.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
+/// How often it is looked whether rows are still held that keep outcomes from being written.
+const ASIDE_INTERVAL: Duration = Duration::from_secs(1);
+
 pub(crate) struct Hand {
     state: Mutex<State>,
     job_ready: Notify,
@@ -42,6 +45,10 @@ struct State {
     running: HashMap<i64, Running>,
     running_of_task: HashMap<Arc<str>, usize>,
     report: Report,
+    /// What could not be reported, because somebody else's open transaction holds the jobs' rows.
+    aside: Report,
+    /// When to look whether they are still held.
+    look_aside_at: Instant,
     /// How many replies have come.
     replies: u64,
     /// The exchanges that are under way, one of each lane at most.
@@ -135,6 +142,8 @@ impl Hand {
                 running: HashMap::new(),
                 running_of_task: HashMap::new(),
                 report: Report::default(),
+                aside: Report::default(),
+                look_aside_at: Instant::now(),
                 replies: 0,
                 first: None,
                 second: None,
@@ -273,6 +282,36 @@ impl Hand {
         self.exchange_due.notify_one();
     }
 
+    /// Ends the first lane's exchange, whose report could not be written because the rows of some jobs are `held`.
+    pub(crate) fn set_aside(&self, report: Report, held: &HashSet<i64>) {
+        let mut state = self.state();
+        state.first = None;
+        // Those that were to be free with the next report still are, not with this one.
+        let mut later: Vec<i32> =
+            state.report.free_queues.extract_if(.., |queue| report.concerns_queue(*queue)).collect();
+        state.free_next.append(&mut later);
+        state.report.put_back(report);
+        state.put_aside(held);
+        drop(state);
+        self.exchange_due.notify_one();
+    }
+
+    /// The jobs that were set aside, when it is time to look whether they still have to be.
+    pub(crate) fn what_was_set_aside(&self) -> Option<Vec<i64>> {
+        let state = self.state();
+        let is_time = !state.aside.is_empty() && state.look_aside_at <= Instant::now();
+        is_time.then(|| state.aside.ids().collect())
+    }
+
+    /// Of what was set aside, only what is `held` still stays there.
+    pub(crate) fn take_back(&self, held: &HashSet<i64>) {
+        let mut state = self.state();
+        let mut aside = std::mem::take(&mut state.aside);
+        state.free_next.append(&mut aside.free_queues);
+        state.report.put_back(aside);
+        state.put_aside(held);
+    }
+
     /// How many more jobs each limited task may have in hand.
     pub(crate) fn limits(&self) -> HashMap<Arc<str>, usize> {
         let mut state = self.state();
@@ -298,7 +337,8 @@ impl Hand {
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state();
         let under_way = state.first.is_some() || state.second.is_some();
-        state.in_hand() == 0 && state.report.is_empty() && state.free_next.is_empty() && !under_way
+        let is_all_reported = state.report.is_empty() && state.aside.is_empty() && state.free_next.is_empty();
+        state.in_hand() == 0 && is_all_reported && !under_way
     }
 
     /// Jobs that have run for so long, and their queues.
@@ -310,9 +350,10 @@ impl Hand {
         (jobs.iter().map(|job| job.id).collect(), queues)
     }
 
-    pub(crate) fn has_waiting_jobs(&self) -> bool {
+    /// Whether there are jobs that wait for a slot, or for somebody else's transaction.
+    pub(crate) fn has_something_waiting(&self) -> bool {
         let state = self.state();
-        state.in_hand() > state.running.len()
+        state.in_hand() > state.running.len() || !state.aside.is_empty()
     }
 
     /// Takes those of the jobs that were claimed without our knowledge: that neither wait, nor run, nor have ended.
@@ -323,7 +364,8 @@ impl Hand {
         {
             let state = self.state();
             let waiting = state.waiting().map(|waiting| waiting.job.id);
-            let known: HashSet<i64> = waiting.chain(state.running.keys().copied()).chain(state.report.ids()).collect();
+            let known = waiting.chain(state.running.keys().copied());
+            let known: HashSet<i64> = known.chain(state.report.ids()).chain(state.aside.ids()).collect();
             jobs.retain(|job| !known.contains(&job.id));
         }
         self.state().receive(jobs);
@@ -422,6 +464,17 @@ impl State {
         })
     }
 
+    /// Takes the jobs whose rows are `held` out of the report. Their queues stay locked as long, so that no later job of a
+    /// queue comes before one that goes back to it.
+    fn put_aside(&mut self, held: &HashSet<i64>) {
+        self.aside.put_back(self.report.take(|ended| held.contains(&ended.job.id)));
+        for queues in [&mut self.report.free_queues, &mut self.free_next] {
+            let mut locked = queues.extract_if(.., |queue| self.aside.concerns_queue(*queue)).collect();
+            self.aside.free_queues.append(&mut locked);
+        }
+        self.look_aside_at = Instant::now() + ASIDE_INTERVAL;
+    }
+
     fn receive(&mut self, jobs: Vec<Job>) {
         self.replies += 1;
         let (since, reply) = (Instant::now(), self.replies);
@@ -507,7 +560,8 @@ impl State {
             Some(next) => self.ready.push(Reverse(next)),
             None => {
                 self.queues.remove(&id);
-                self.report.free_queues.push(id);
+                let report = if self.aside.concerns_queue(id) { &mut self.aside } else { &mut self.report };
+                report.free_queues.push(id);
             }
         }
     }
@@ -659,5 +713,32 @@ mod tests {
         let (report, _) = hand.begin(Lane::Second, false).expect("a report");
         hand.not_written(Lane::Second, report);
         assert_eq!(ids(hand.begin(Lane::First, false)).len(), WORTH_A_LANE);
+    }
+
+    #[test]
+    fn what_is_held_waits_and_its_queue_stays_locked() {
+        let hand = hand();
+        assert!(hand.begin(Lane::First, true).is_some());
+        receive(&hand, Lane::First, 1..3, Some(7));
+        receive(&hand, Lane::First, 3..4, None);
+        finish_all(&hand);
+        let held = HashSet::from([1]);
+        let (report, _) = hand.begin(Lane::First, false).expect("three jobs to report");
+        assert_eq!(report.free_queues, [7]);
+        hand.set_aside(report, &held);
+        let (report, _) = hand.begin(Lane::First, false).expect("those that nobody holds");
+        assert_eq!(report.ids().collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(report.free_queues, [] as [i32; 0]);
+        hand.receive(Lane::First, Vec::new());
+        assert!(hand.begin(Lane::First, false).is_none() && !hand.is_empty());
+        hand.take_back(&held);
+        assert!(hand.begin(Lane::First, false).is_none(), "it is held still");
+        hand.take_back(&HashSet::new());
+        assert_eq!(ids(hand.begin(Lane::First, false)), [1]);
+        hand.receive(Lane::First, Vec::new());
+        let (report, _) = hand.begin(Lane::First, false).expect("the queue, when its job is written");
+        assert_eq!(report.free_queues, [7]);
+        hand.receive(Lane::First, Vec::new());
+        assert!(hand.is_empty());
     }
 }

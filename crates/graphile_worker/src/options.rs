@@ -532,7 +532,9 @@ impl WorkerOptions {
         }
         let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let hosts = folder.as_ref().map(|(folder, _)| folder.hosts().clone());
-        let mut connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
+        let connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
+        // What is slow the worker says itself, without pages of SQL.
+        let mut connect_options = connect_options.disable_statement_logging();
         if self.prepared_statements {
             connect_options = connect_options.options(OWN_CONNECTIONS);
         } else {
@@ -542,7 +544,7 @@ impl WorkerOptions {
         let worker_id = new_worker_id(&self.recovery);
         let (migrated, connection) = tokio::join!(
             migrate_within(self.max_migration_wait, &pool, schema.name()),
-            Exchange::connect_ahead(&connect_options, &worker_id)
+            Exchange::connect_ahead(&connect_options, &worker_id, self.prepared_statements)
         );
         migrated?;
         let statements = Arc::new(Statements::new(schema));

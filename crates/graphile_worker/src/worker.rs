@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::context::{Surroundings, WorkerContext};
 use crate::cron::RunningCron;
-use crate::exchange::{Exchange, Lane, Wants};
+use crate::exchange::{Exchange, Exchanged, Lane, Report, Wants};
 use crate::execute::{Outcome, execute};
 use crate::hand::{Hand, Running};
 use crate::hooks::{
@@ -27,7 +27,7 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use sqlx::PgConnection;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -389,6 +389,7 @@ impl Shift<'_> {
                 fresh_at = Instant::now() + LOCKS_INTERVAL.min(settings.keep_locks_fresh_after);
                 self.exchange.keep_locks_fresh(self.hand.running_for(settings.keep_locks_fresh_after)).await;
             }
+            self.take_back().await;
             let is_time_to_look = self.listener.is_deaf() && ledgers_at <= Instant::now();
             if leave_at.is_none() && (is_time_to_look || self.listener.may_have_missed_something()) {
                 ledgers_at = Instant::now() + LEDGERS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
@@ -445,7 +446,11 @@ impl Shift<'_> {
                     }
                 };
                 let reply = match reply {
-                    Ok(Some(reply)) => reply,
+                    Ok(Some(Exchanged::Written(reply))) => reply,
+                    Ok(Some(Exchanged::Held(held))) => {
+                        self.set_aside(report, &held);
+                        continue;
+                    }
                     ended => {
                         self.hand.not_written(Lane::First, report);
                         return ended.map(|_| ());
@@ -489,7 +494,7 @@ impl Shift<'_> {
                 () = self.listener.wait() => look = true,
                 () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
                 () = has_changed(&self.tasks) => {}
-                () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_waiting_jobs() => {}
+                () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_something_waiting() => {}
                 () = tokio::time::sleep_until(fresh_at.into()) => {}
                 () = tokio::time::sleep_until(ledgers_at.into()), if self.listener.is_deaf() && leave_at.is_none() => {}
                 () = shutdown.leaving.cancelled(), if leave_at.is_none() => {}
@@ -569,6 +574,24 @@ impl Shift<'_> {
         if self.worker.shutdown.insisted.is_cancelled() { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT }
     }
 
+    /// Goes on without the jobs whose rows somebody holds.
+    fn set_aside(&self, report: Report, held: &HashSet<i64>) {
+        warn!(
+            label = "worker",
+            worker_id = self.worker.worker_id(),
+            jobs = ?held,
+            "an open transaction holds the rows of jobs that have ended: what came of them is written when it ends"
+        );
+        self.hand.set_aside(report, held);
+    }
+
+    /// Reports what was set aside and is held no longer.
+    async fn take_back(&mut self) {
+        let Some(jobs) = self.hand.what_was_set_aside() else { return };
+        let held = self.exchange.held_rows(jobs).await;
+        self.hand.take_back(&held);
+    }
+
     /// Writes what is left to write. Where the last exchange broke off, it may have claimed jobs that we have not
     /// heard of: they come with the first answer, and go back with a second report.
     async fn last_report(&mut self) -> Result<(), Error> {
@@ -577,10 +600,21 @@ impl Shift<'_> {
         let wants = Wants { jobs: 0, forbidden_flags: None, limits: HashMap::new(), now, freshness: None };
         let written = async {
             while !self.hand.is_empty() || self.exchange.is_uncertain() {
-                let (report, _) = self.hand.begin(Lane::First, false).unwrap_or_default();
-                let reply = self.exchange.exchange(&report, &wants).await?;
-                self.hand.receive_unknown(reply.found_again);
-                self.hand.receive(Lane::First, reply.jobs);
+                let begun = self.hand.begin(Lane::First, false);
+                if begun.is_none() && !self.exchange.is_uncertain() {
+                    // What is left are rows that somebody holds.
+                    tokio::time::sleep(HAND_INTERVAL).await;
+                    self.take_back().await;
+                    continue;
+                }
+                let (report, _) = begun.unwrap_or_default();
+                match self.exchange.exchange(&report, &wants).await? {
+                    Exchanged::Written(reply) => {
+                        self.hand.receive_unknown(reply.found_again);
+                        self.hand.receive(Lane::First, reply.jobs);
+                    }
+                    Exchanged::Held(held) => self.set_aside(report, &held),
+                }
                 self.hand.close();
             }
             Ok(())

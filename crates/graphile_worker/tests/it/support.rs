@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
+use tracing::Dispatch;
 
 /// Open for as long as this test process lives.
 static CLUSTER: LazyLock<Cluster> =
@@ -217,6 +218,9 @@ pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 impl Log {
     /// Until the guard is dropped.
     pub(crate) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
+        // As long as there is only one subscriber, what other threads, which have none, say first is not heard here either.
+        static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
+        LazyLock::force(&ANOTHER);
         let log = Log::default();
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();

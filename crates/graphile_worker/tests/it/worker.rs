@@ -1,6 +1,6 @@
 //! The worker on a real database: what handlers can say, what becomes of their jobs, when it stops.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Log, Started, until};
 use graphile_worker::{
     BatchTaskHandler, Error, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobSpec, JobSpecBuilder, TaskError,
     TaskHandler, TaskOptions, TaskOutcome, WorkerContext, WorkerOptions, WorkerUtils,
@@ -489,6 +489,71 @@ async fn an_exchange_whose_connection_was_killed_loses_nothing() {
     }
     started.stop().await;
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_job_whose_row_somebody_holds_does_not_keep_others_from_being_reported() {
+    let db = Db::installed().await;
+    db.add_job("'t', '{\"waits\": true}', queue_name := 'q'").await;
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let told = (began.clone(), go.clone());
+    let task = move |payload: Value, _| {
+        let (began, go) = told.clone();
+        async move {
+            if payload["waits"] == true {
+                began.notify_one();
+                go.notified().await;
+            }
+        }
+    };
+    let started = Started::new(options(&db).define_task("t", task)).await;
+    began.notified().await;
+    let mut somebody = db.connect().await;
+    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut somebody).await.unwrap();
+    go.notify_one();
+    for job in ["'t'", "'t'", "'t', queue_name := 'q'"] {
+        db.add_job(job).await;
+    }
+    let left = async || {
+        db.rows("select queue_name, locked_by is not null as locked from graphile_worker.jobs order by id").await
+    };
+    let only_those_of_the_queue =
+        [json!({"queue_name": "q", "locked": true}), json!({"queue_name": "q", "locked": false})];
+    until("the others are reported", async || Some(left().await).filter(|left| *left == only_those_of_the_queue)).await;
+    sqlx::raw_sql("rollback").execute(&mut somebody).await.unwrap();
+    until("the queue goes on", async || Some(left().await).filter(Vec::is_empty)).await;
+    started.stop().await;
+    assert_eq!(
+        db.value("select count(*) from graphile_worker._private_job_queues where locked_by is not null").await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_waits_for_rows_that_somebody_holds() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    let mut somebody = db.connect().await;
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let told = (began.clone(), go.clone());
+    let task = move |_: Value, _| {
+        let (began, go) = told.clone();
+        async move {
+            began.notify_one();
+            go.notified().await;
+        }
+    };
+    let (log, _guard) = Log::start();
+    let started = Started::new(options(&db).define_task("t", task)).await;
+    began.notified().await;
+    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut somebody).await.unwrap();
+    go.notify_one();
+    until("it is set aside", async || log.line("what came of them is written when it ends")).await;
+    started.worker.request_shutdown();
+    until("it is leaving", async || log.line("letting jobs finish")).await;
+    sqlx::raw_sql("rollback").execute(&mut somebody).await.unwrap();
+    started.running.await.unwrap().unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
 }
 
 #[tokio::test]
