@@ -1,18 +1,18 @@
 //! A process with all that it starts: told to stop together, killed together, and nothing stays behind, also where
-//! whoever waits for it is dropped.
+//! whoever waits for it is dropped, or the worker is killed.
 
 use super::output::{LastLines, Output};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use std::collections::HashSet;
-use std::io;
-use std::process::ExitStatus;
+use std::io::{self, Write};
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, Span};
+use tracing::{Instrument, Span, warn};
 
 /// So long a group has between being told to stop and being killed.
 pub(crate) const TIME_TO_END: Duration = Duration::from_secs(3);
@@ -34,7 +34,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Leftovers {
     ending: TaskTracker,
     at_once: CancellationToken,
-    alive: Arc<Mutex<HashSet<Pid>>>,
+    groups: Arc<Mutex<Groups>>,
 }
 
 impl Leftovers {
@@ -58,23 +58,81 @@ impl Leftovers {
 
     /// Kills all groups that there are, those that run as well.
     pub(crate) fn kill(&self) {
-        for id in self.alive.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for id in self.groups.lock().unwrap_or_else(PoisonError::into_inner).alive.iter() {
             let _ = kill_process_group(*id, Signal::KILL);
         }
+    }
+}
+
+/// The groups of a worker that are alive, and who kills them if the worker is killed.
+#[derive(Default)]
+struct Groups {
+    alive: HashSet<Pid>,
+    survivor: Option<Survivor>,
+}
+
+impl Groups {
+    fn add(&mut self, id: Pid) {
+        self.alive.insert(id);
+        if !self.tell('+', id) {
+            // There is none yet, or somebody has killed it.
+            self.survivor = Survivor::of(&self.alive)
+                .inspect_err(|error| warn!(%error, "if this worker is killed, its programs will run on"))
+                .ok();
+        }
+    }
+
+    fn remove(&mut self, id: Pid) {
+        self.alive.remove(&id);
+        self.tell('-', id);
+    }
+
+    fn tell(&mut self, sign: char, id: Pid) -> bool {
+        self.survivor.as_mut().is_some_and(|survivor| survivor.tell(sign, id).is_ok())
+    }
+}
+
+/// A shell that is told which groups are alive, and kills them when it hears nothing more because the worker is gone.
+struct Survivor {
+    told: io::PipeWriter,
+    /// Waited for when it has ended, by the runtime.
+    _shell: Child,
+}
+
+impl Survivor {
+    const SCRIPT: &str = "trap '' HUP INT TERM; groups=' '; \
+        while read -r sign group; do case $sign in \
+            +) groups=\"$groups$group \" ;; \
+            -) groups=\"${groups%% $group *} ${groups#* $group }\" ;; \
+        esac; done; \
+        for group in $groups; do kill -s KILL -- \"-$group\"; done";
+
+    fn of(alive: &HashSet<Pid>) -> io::Result<Survivor> {
+        let (hears, told) = io::pipe()?;
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", Survivor::SCRIPT, "graphile-worker-survivor"]).current_dir("/").process_group(0);
+        let _shell = shell.stdin(hears).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut survivor = Survivor { told, _shell };
+        alive.iter().try_for_each(|id| survivor.tell('+', *id))?;
+        Ok(survivor)
+    }
+
+    fn tell(&mut self, sign: char, id: Pid) -> io::Result<()> {
+        writeln!(self.told, "{sign} {}", id.as_raw_nonzero())
     }
 }
 
 /// The number of a group, listed among those of its worker until it is dropped.
 struct Listed {
     id: Pid,
-    alive: Arc<Mutex<HashSet<Pid>>>,
+    groups: Arc<Mutex<Groups>>,
 }
 
 impl Listed {
     fn new(id: Pid, leftovers: &Leftovers) -> Listed {
-        let alive = leftovers.alive.clone();
-        alive.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-        Listed { id, alive }
+        let groups = leftovers.groups.clone();
+        groups.lock().unwrap_or_else(PoisonError::into_inner).add(id);
+        Listed { id, groups }
     }
 
     fn signal(&self, signal: Signal) {
@@ -85,7 +143,7 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
     }
 }
 
@@ -212,7 +270,6 @@ async fn gone(leader: &mut Child, id: Pid) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Stdio;
 
     #[tokio::test]
     async fn a_group_that_is_dropped_is_told_to_stop_once() {

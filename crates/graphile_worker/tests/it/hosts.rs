@@ -692,12 +692,18 @@ impl Drop for Killed {
 }
 
 #[tokio::test]
-async fn hosts_end_when_their_worker_is_killed_even_those_that_do_not_listen() {
+async fn what_a_worker_runs_ends_when_it_is_killed_even_hosts_that_do_not_listen() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task("hangs.js", "module.exports = () => { note('pid', process.pid); for (;;); };");
     project.task("hangs_py.py", "async def task(payload, helpers):\n  note('pid', os.getpid())\n  while True: pass");
     project.task("child.js", "module.exports = () => new Promise(() => { note('pid', require('child_process').spawn('sleep', ['1000']).pid); });");
+    project.file(
+        "tasks/program",
+        &format!("#!/bin/sh\ncd '{}'\necho $$ >> pid\nsleep 1000 &\necho $! >> pid\nwait\n", project.0.display()),
+    );
+    let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(project.tasks().join("program"), runnable).unwrap();
     db.add_job("'child', queue_name := 'a'").await;
     let worker = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "hosts::worker_process_with_hosts", "--nocapture"])
@@ -711,7 +717,9 @@ async fn hosts_end_when_their_worker_is_killed_even_those_that_do_not_listen() {
     db.add_job("'hangs_py'").await;
     project.noted("pid", 2).await;
     db.add_job("'hangs'").await;
-    let pids = project.noted("pid", 3).await;
+    project.noted("pid", 3).await;
+    db.add_job("'program'").await;
+    let pids = project.noted("pid", 5).await;
     assert!(pids.iter().all(is_alive));
     drop(worker);
     for pid in &pids {
