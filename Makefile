@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test check interop matrix bench demo postgres npm
+.PHONY: help test check interop matrix bench demo postgres npm pip
 
 help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,7 +13,7 @@ check: ## Formatting, lints, documentation; dependencies too where cargo-deny is
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --all-features
 	@if command -v cargo-deny >/dev/null; then cargo deny check licenses bans sources; else echo "cargo-deny is not installed: skipped"; fi
 
-interop: postgres npm ## Test beside the real Node package (needs npm)
+interop: postgres npm pip ## Test beside the real Node package and Python drivers (needs npm and pip)
 	cargo test --locked -p graphile_worker_interop
 
 matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (Linux x64, needs npm)
@@ -40,4 +40,13 @@ npm: interop/node_modules/.installed
 interop/node_modules/.installed: interop/package-lock.json
 	@command -v npm >/dev/null || { echo "this needs npm: install Node.js and try again" >&2; exit 1; }
 	npm ci --prefix interop --no-audit --no-fund
+	@touch $@
+
+# The pinned packages of interop/, from PyPI.
+pip: interop/python_modules/.installed
+
+interop/python_modules/.installed: interop/requirements.txt
+	@python3 -m pip --version >/dev/null 2>&1 || { echo "this needs pip: install it (on Debian, python3-pip) and try again" >&2; exit 1; }
+	rm -rf interop/python_modules
+	python3 -m pip install --quiet --disable-pip-version-check --target interop/python_modules --requirement interop/requirements.txt
 	@touch $@

@@ -48,6 +48,13 @@ pub fn modules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("node_modules")
 }
 
+/// Where pip has put the packages for Python.
+pub fn python_modules() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("python_modules");
+    assert!(folder.exists(), "{} is not there: run `make interop`, which installs it", folder.display());
+    folder
+}
+
 /// A Node that is new enough.
 pub fn node_program() -> PathBuf {
     NODE.clone()

@@ -2,7 +2,7 @@
 //! When their jobs are added is decided in `cron`; what the text means, in the crate `graphile_worker_crontab`.
 
 use crate::options::WorkerOptions;
-use crate::task::TaskHandler;
+use crate::task::{TaskHandler, Tasks};
 use crate::{Error, error};
 use chrono::Weekday;
 use graphile_worker_crontab::{
@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use tracing::warn;
 
 /// Describes a job that recurs, in code; times are UTC unless [`tz`](CronItem::tz) says otherwise.
 ///
@@ -236,6 +237,18 @@ pub(crate) fn checked(crontabs: Vec<Crontab>) -> Result<Vec<Arc<Crontab>>, Error
         }
     }
     Ok(crontabs.into_iter().map(Arc::new).collect())
+}
+
+/// Items whose task is none of these. Other workers may know it; but mostly it is a mistake.
+pub(crate) fn of_unknown_tasks(crontabs: &[Arc<Crontab>], tasks: &Tasks) -> Vec<Arc<Crontab>> {
+    crontabs.iter().filter(|item| !tasks.contains_key(&*item.task_identifier)).cloned().collect()
+}
+
+pub(crate) fn warn_of_unknown_tasks(unknown: &[Arc<Crontab>]) {
+    for item in unknown {
+        let (task_identifier, item) = (&item.task_identifier, item.identifier());
+        warn!(label = "cron", task_identifier, item, "this worker does not know the task of a crontab item");
+    }
 }
 
 impl From<CrontabParseError> for error::Error {

@@ -183,11 +183,11 @@ impl JobSpecBuilder {
 
 /// A job whose task is known only at run time, for [`add_raw_jobs`](crate::WorkerUtils::add_raw_jobs).
 #[derive(Debug, Clone, PartialEq)]
-pub struct RawJobSpec {
+pub struct RawJobSpec<P = serde_json::Value> {
     /// The task.
     pub identifier: String,
-    /// The payload.
-    pub payload: serde_json::Value,
+    /// The payload: anything that can be written as JSON. A [`RawValue`] goes in as it is, every digit of its numbers included.
+    pub payload: P,
     /// How it is to be scheduled.
     pub spec: JobSpec,
 }

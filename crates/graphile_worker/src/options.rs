@@ -526,10 +526,7 @@ impl WorkerOptions {
         if let Some((folder, _)) = folder.as_ref().filter(|_| tasks.is_empty()) {
             warn!(label = "worker", folder = %folder.path().display(), "there are no tasks in the tasks folder");
         }
-        for item in crontabs.iter().filter(|item| !tasks.contains_key(&*item.task_identifier)) {
-            let (task_identifier, item) = (&item.task_identifier, item.identifier());
-            warn!(label = "cron", task_identifier, item, "this worker does not know the task of a crontab item");
-        }
+        cron_items::warn_of_unknown_tasks(&cron_items::of_unknown_tasks(&crontabs, &tasks));
         let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
         let hosts = folder.as_ref().map(|(folder, _)| folder.hosts().clone());
         let connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");

@@ -79,6 +79,8 @@ pub(crate) struct Watched {
     crontab: Option<WatchedCrontab>,
     /// What the crontab said a moment ago, if it is not what it said before.
     next_text: Option<Text>,
+    /// Items of the crontab whose task was not known when something last changed.
+    of_unknown_tasks: Vec<Arc<Crontab>>,
     tasks: watch::Sender<Arc<Tasks>>,
     crontabs: watch::Sender<Vec<Arc<Crontab>>>,
 }
@@ -101,6 +103,7 @@ impl Watched {
             folder: folder.map(|(dir, loaded)| Folder { dir: Arc::new(dir), loaded, next: None }),
             crontab,
             next_text: None,
+            of_unknown_tasks: cron_items::of_unknown_tasks(&crontabs.borrow(), &tasks.borrow()),
             tasks: tasks.clone(),
             crontabs: crontabs.clone(),
         }
@@ -121,21 +124,27 @@ impl Watched {
         let look = move || (dir.map(|dir| dir.scan()), crontab.map(|path| read(&path)));
         // It cannot fail but with the runtime.
         let Ok((scan, text)) = tokio::task::spawn_blocking(look).await else { return };
+        let mut may_be_unknown = false;
         if let (Some(folder), Some(scan)) = (&mut self.folder, scan) {
             let scan = scan.unwrap_or_else(|error| Scan::of_nothing(folder.dir.path(), &error));
             if folder.see(scan).await {
-                self.tasks.send_replace(Arc::new(folder.loaded.tasks.clone()));
+                let before = self.tasks.send_replace(Arc::new(folder.loaded.tasks.clone()));
+                may_be_unknown |= !have_the_same_names(&before, &folder.loaded.tasks);
             }
         }
         if let Some(text) = text {
-            self.see_crontab(text);
+            may_be_unknown |= self.see_crontab(text);
+        }
+        if may_be_unknown {
+            self.tell_of_unknown_tasks();
         }
     }
 
-    fn see_crontab(&mut self, text: Text) {
-        let Some(crontab) = &mut self.crontab else { return };
+    /// Takes what the crontab says now. Says whether there are other items than before.
+    fn see_crontab(&mut self, text: Text) -> bool {
+        let Some(crontab) = &mut self.crontab else { return false };
         if !is_settled(&crontab.text, &mut self.next_text, &text) {
-            return;
+            return false;
         }
         crontab.text = text;
         let path = crontab.file.path.display();
@@ -143,13 +152,32 @@ impl Watched {
             Ok(items) => {
                 info!(label = "cron", %path, items = items.len(), "the crontab has changed");
                 self.crontabs.send_replace(items);
+                true
             }
             Err(error) => {
                 let error = error.to_string();
                 warn!(label = "cron", %path, error, "the crontab has changed and cannot be used: going on with what it was");
+                false
             }
         }
     }
+
+    /// Says again which items have no task here: what was said when the worker began is far up in the log, or true no more.
+    fn tell_of_unknown_tasks(&mut self) {
+        let (items, tasks) = (self.crontabs.borrow().clone(), self.tasks.borrow().clone());
+        let names = |item: &Crontab| (item.identifier().to_owned(), item.task_identifier.clone());
+        let was_unknown = |item: &Crontab| self.of_unknown_tasks.iter().any(|old| names(old) == names(item));
+        for item in items.iter().filter(|item| was_unknown(item) && tasks.contains_key(&*item.task_identifier)) {
+            let (task_identifier, item) = (&item.task_identifier, item.identifier());
+            info!(label = "cron", task_identifier, item, "this worker knows the task of a crontab item now");
+        }
+        self.of_unknown_tasks = cron_items::of_unknown_tasks(&items, &tasks);
+        cron_items::warn_of_unknown_tasks(&self.of_unknown_tasks);
+    }
+}
+
+fn have_the_same_names(before: &Tasks, now: &Tasks) -> bool {
+    before.len() == now.len() && before.keys().all(|name| now.contains_key(name))
 }
 
 impl Folder {

@@ -386,7 +386,7 @@ impl<S: Source> WorkerUtils<S> {
 
     /// Adds many jobs, all or none; returns them in the order given. If any of them has the key mode
     /// `PreserveRunAt`, it holds for all of them; `UnsafeDedupe` is refused.
-    pub async fn add_raw_jobs(&self, jobs: &[RawJobSpec]) -> Result<Vec<Job>, Error> {
+    pub async fn add_raw_jobs<P: Serialize>(&self, jobs: &[RawJobSpec<P>]) -> Result<Vec<Job>, Error> {
         let jobs = jobs.iter().map(|job| (job.identifier.as_str(), &job.payload, &job.spec));
         self.add_many(jobs, None).await
     }

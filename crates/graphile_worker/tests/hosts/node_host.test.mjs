@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import fs from "node:fs";
+import nodeModule from "node:module";
 import os from "node:os";
 import path from "node:path";
 import { createInterface } from "node:readline";
@@ -120,6 +121,117 @@ test("a module is loaded anew, and keeps its old version where it does not load"
   await host.load("t", "t.mjs", "export default (_, { logger }) => logger.info('new');", 3);
   host.run(2, "t", {}, 3);
   assert.equal((await host.hear({ type: "log" })).message, "new");
+});
+
+/** For tests of what takes a Node that asks how modules are found; before, only the task itself is loaded anew. */
+const takesHooks = { skip: nodeModule.registerHooks ? false : `Node ${process.version} has no module.registerHooks` };
+const takesNoHooks = { skip: nodeModule.registerHooks ? "it is for a Node without module.registerHooks" : false };
+
+/** Writes files beside the tasks. */
+function write(host, files) {
+  for (const [file, text] of Object.entries(files)) {
+    const full = path.join(host.folder, file);
+    fs.mkdirSync(path.dirname(full), { recursive: true });
+    fs.writeFileSync(full, text);
+  }
+}
+
+/** What a version of a task logs. */
+async function said(host, task, generation) {
+  host.run(generation, task, {}, generation);
+  return (await host.hear({ type: "log", run: generation })).message;
+}
+
+test("modules that a module imports are loaded anew with it, each once", takesHooks, async (t) => {
+  const host = await start(t, {});
+  const task = `import { a } from "./lib/a.mjs";
+    import { b } from "./lib/b.js";
+    export default async (_, { logger }) => {
+      const { c } = await import("./lib/c.mjs");
+      logger.info([a, b, c, globalThis.evaluated].join());
+    };`;
+  const libraries = (version) => ({
+    "package.json": '{ "type": "module" }',
+    "lib/a.mjs": `import { c } from "./c.mjs"; export const a = "a${version}" + c;`,
+    "lib/b.js": `import { c } from "./c.mjs"; export const b = "b${version}" + c;`,
+    "lib/c.mjs": `globalThis.evaluated = (globalThis.evaluated ?? 0) + 1; export const c = "c${version}";`,
+  });
+  write(host, libraries(1));
+  await host.load("t", "t.mjs", task);
+  assert.equal(await said(host, "t", 1), "a1c1,b1c1,c1,1");
+  write(host, libraries(2));
+  await host.load("t", "t.mjs", task, 2);
+  assert.equal(await said(host, "t", 2), "a2c2,b2c2,c2,2");
+  assert.equal(await said(host, "t", 1), "a1c1,b1c1,c1,2", "what was loaded before has what it had");
+});
+
+test("modules in TypeScript are loaded anew, too", takesHooks, async (t) => {
+  if (!process.features.typescript) return t.skip(`Node ${process.version} does not strip types`);
+  const host = await start(t, {});
+  const task = `import { name } from "./lib/name.ts";
+    import { title } from "./lib/title.mts";
+    export default (_: unknown, { logger }: { logger: Console }): void => logger.info(title + name);`;
+  for (const version of [1, 2]) {
+    write(host, {
+      "lib/name.ts": `export const name: string = "name${version}";`,
+      "lib/title.mts": `export const title: string = "title${version} ";`,
+    });
+    await host.load("t", "t.ts", task, version);
+    assert.equal(await said(host, "t", version), `title${version} name${version}`);
+  }
+});
+
+test("packages, CommonJS and JSON that a module imports stay as they are", takesHooks, async (t) => {
+  const host = await start(t, {});
+  const task = `import fs from "node:fs";
+    import data from "./lib/data.json" with { type: "json" };
+    import common from "./lib/common.cjs";
+    import plain from "./lib/plain.js";
+    import ofPackage from "a-package";
+    const all = [data, common, plain, ofPackage, fs];
+    globalThis.first ??= all;
+    export default (_, { logger }) => logger.info(all.map((value, place) => value === globalThis.first[place]).join());`;
+  write(host, {
+    "lib/data.json": "{}",
+    "lib/common.cjs": "module.exports = { required: require('./plain.js') };",
+    "lib/plain.js": "module.exports = {};",
+    "node_modules/a-package/package.json": '{ "type": "module", "exports": "./index.js" }',
+    "node_modules/a-package/index.js": 'import inner from "./inner.js"; export default inner;',
+    "node_modules/a-package/inner.js": "export default {};",
+  });
+  for (const version of [1, 2]) {
+    assert.equal((await host.load("t", "t.mjs", task, version)).type, "loaded");
+    assert.equal(await said(host, "t", version), "true,true,true,true,true");
+  }
+});
+
+test("each task that is loaded after a change has its modules as they are now", takesHooks, async (t) => {
+  const host = await start(t, {});
+  const task = 'import { value } from "./lib/value.mjs"; export default (_, { logger }) => logger.info(value);';
+  const change = (text) => write(host, { "lib/value.mjs": text });
+  change('export const value = "old";');
+  for (const name of ["a", "b"]) await host.load(name, `${name}.mjs`, task);
+  change('export const value = "new";');
+  await host.load("a", "a.mjs", task, 2);
+  assert.equal(await said(host, "a", 2), "new");
+  assert.equal(await said(host, "b", 1), "old");
+  change("export const value = ");
+  assert.equal((await host.load("b", "b.mjs", task, 2)).type, "not_loaded");
+  change('export const value = "newest";');
+  await host.load("b", "b.mjs", task, 3);
+  assert.equal(await said(host, "b", 3), "newest");
+  await host.load("c", "c.mjs", task);
+  assert.equal(await said(host, "c", 1), "newest", "in a task that has just come");
+});
+
+test("without hooks, the modules that a module imports stay as they are", takesNoHooks, async (t) => {
+  const host = await start(t, {});
+  const task = (version) => `import { value } from "./lib/value.mjs"; export default (_, { logger }) => logger.info("${version} " + value);`;
+  for (const version of [1, 2]) {
+    write(host, { "lib/value.mjs": `export const value = ${version};` });
+    await host.load("t", "t.mjs", task(version), version);
+    assert.equal(await said(host, "t", version), `${version} 1`);
+  }
 });
 
 test("what compilers make of a default export is understood", async (t) => {

@@ -210,6 +210,27 @@ class PythonHost(unittest.TestCase):
         host.run(5, "a")
         self.assertEqual(host.hear(type="log")["message"], "[{'sql': 'select $1', 'value': 2}]")
 
+    def test_a_driver_that_is_there_and_does_not_load_says_why(self):
+        host = self.host(
+            plain="def task(payload, helpers): helpers.query('select 1')",
+            asynchronous="async def task(payload, helpers): await helpers.query('select 1')",
+        )
+        write(host.folder, "psycopg.py", "raise ImportError('no pq wrapper')")
+        write(host.folder, "asyncpg.py", "import no_such_module")
+        for run_id, task, problem in ((1, "plain", "no pq wrapper"), (2, "asynchronous", "no_such_module")):
+            host.run(run_id, task)
+            self.assertIn(problem, host.hear(type="failed", id=run_id)["error"]["message"])
+
+    def test_what_json_has_no_word_for_costs_nobody_the_host(self):
+        host = self.host(
+            adds="def task(payload, helpers): helpers.add_job('x', {'n': float('nan')})",
+            logs="def task(payload, helpers): helpers.logger.info('odd', {'n': float('inf')})",
+        )
+        host.run(1, "adds")
+        self.assertIn("not JSON compliant", host.hear(type="failed", id=1)["error"]["message"])
+        host.run(2, "logs")
+        self.assertEqual(host.hear(type="log", message="odd")["meta"], "{'n': inf}")
+
     def test_a_ping_is_answered_while_threads_work(self):
         host = self.host(t="import time\ndef task(payload, helpers): time.sleep(0.2)")
         host.run(1, "t")
@@ -234,11 +255,15 @@ def write(folder, name, text):
 
 
 PSYCOPG = """
-import types
+import os, types
 rows = types.SimpleNamespace(dict_row=None)
+pq = types.SimpleNamespace(TransactionStatus=types.SimpleNamespace(IDLE=0))
 made = 0
 class Connection:
     closed = False
+    info = types.SimpleNamespace(transaction_status=0)
+    def __init__(self): self.pipe = os.pipe()
+    def fileno(self): return self.pipe[0]
     def cursor(self, row_factory): return Cursor(self)
     def close(self): self.closed = True
 class Cursor:

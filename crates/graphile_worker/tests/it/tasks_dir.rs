@@ -710,6 +710,40 @@ async fn a_crontab_that_changes_is_read_again() {
 }
 
 #[tokio::test]
+async fn tasks_of_crontab_items_that_are_not_known_are_told_of_with_every_change() {
+    let (log, _logging) = Log::start();
+    let db = Db::installed().await;
+    let folder = Folder::new();
+    let crontab = folder.beside("crontab");
+    folder.script("t", "exit 0");
+    std::fs::write(&crontab, "0 4 * * * t\n0 5 * * * missing").unwrap();
+    let unknown = "this worker does not know the task of a crontab item";
+    let found = "this worker knows the task of a crontab item now";
+    let started = Started::new(options(&db, &folder).crontab_file(&crontab).watch(true)).await;
+    logged(&log, unknown, 1).await;
+
+    // A task is another, but which tasks there are is the same.
+    folder.script("t", "exit 0 # edited");
+    logged(&log, "change=\"changed\"", 1).await;
+
+    std::fs::write(&crontab, "0 4 * * * t\n0 5 * * * missing\n0 6 * * * other ?id=one").unwrap();
+    logged(&log, unknown, 1 + 2).await;
+    folder.script("unrelated", "exit 0");
+    logged(&log, unknown, 1 + 2 + 2).await;
+    folder.script("missing", "exit 0");
+    logged(&log, unknown, 1 + 2 + 2 + 1).await;
+    std::fs::remove_file(folder.tasks().join("missing")).unwrap();
+    logged(&log, unknown, 1 + 2 + 2 + 1 + 2).await;
+    started.stop().await;
+
+    let count = |text: &str| log.lines(unknown).lines().filter(|line| line.contains(text)).count();
+    let [missing, other] = ["task_identifier=\"missing\" item=\"missing\"", "task_identifier=\"other\" item=\"one\""];
+    assert_eq!((count(missing), count(other), count("")), (4, 4, 8), "{}", log.text());
+    let found = log.lines(found);
+    assert!(found.lines().count() == 1 && found.contains(missing), "{}", log.text());
+}
+
+#[tokio::test]
 async fn a_crontab_that_cannot_be_used_is_an_error_with_its_file_and_lines() {
     let db = Db::installed().await;
     let folder = Folder::new();

@@ -330,7 +330,7 @@ struct Line {
     #[serde(alias = "task", alias = "taskIdentifier", alias = "task_identifier")]
     identifier: String,
     #[serde(default = "nothing")]
-    payload: serde_json::Value,
+    payload: Box<RawValue>,
     #[serde(default, alias = "queueName", alias = "queue")]
     queue_name: Option<String>,
     #[serde(default, alias = "runAt", deserialize_with = "time")]
@@ -347,8 +347,8 @@ struct Line {
     flags: Option<Vec<String>>,
 }
 
-fn nothing() -> serde_json::Value {
-    json!({})
+fn nothing() -> Box<RawValue> {
+    RawValue::from_string("{}".to_owned()).expect("an empty object is JSON")
 }
 
 fn time<'de, D: serde::Deserializer<'de>>(written: D) -> Result<Option<DateTime<Utc>>, D::Error> {
@@ -372,8 +372,11 @@ fn problem(error: &serde_json::Error) -> String {
     }
 }
 
+/// A job of a file, its payload as it is written there: a number may have more digits than a program can count.
+type FileJob = RawJobSpec<Box<RawValue>>;
+
 /// All jobs of a file; where any line is wrong, those that are wrong are told, and nothing is done.
-async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
+async fn read_jobs(file: &Path) -> Result<Vec<FileJob>, Failure> {
     let (name, text) = if file == Path::new("-") {
         ("standard input".to_owned(), standard_input().await)
     } else {
@@ -383,7 +386,7 @@ async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
     let (mut jobs, mut wrong) = (Vec::new(), 0);
     for (position, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         match serde_json::from_str::<Line>(line) {
-            Ok(line) => jobs.push(RawJobSpec::from(line)),
+            Ok(line) => jobs.push(FileJob::from(line)),
             Err(error) => {
                 wrong += 1;
                 eprintln!("graphile-worker: {name} line {}: {}", position + 1, problem(&error));
@@ -393,8 +396,8 @@ async fn read_jobs(file: &Path) -> Result<Vec<RawJobSpec>, Failure> {
     if wrong > 0 { Err(Failure::Said) } else { Ok(jobs) }
 }
 
-impl From<Line> for RawJobSpec {
-    fn from(line: Line) -> RawJobSpec {
+impl From<Line> for FileJob {
+    fn from(line: Line) -> FileJob {
         let mut spec = JobSpec::default();
         spec.queue_name = line.queue_name;
         spec.run_at = line.run_at;
@@ -408,7 +411,7 @@ impl From<Line> for RawJobSpec {
 }
 
 /// Adds all jobs or none, in one transaction, in the order of the file.
-async fn add_all(jobs: &[RawJobSpec], utils: &WorkerUtils, database: &Database, form: Form) -> Result<(), Failure> {
+async fn add_all(jobs: &[FileJob], utils: &WorkerUtils, database: &Database, form: Form) -> Result<(), Failure> {
     let mut connection = database.connect().await?;
     let mut transaction = sqlx::Connection::begin(&mut connection).await?;
     let progress = progress_of(jobs.len());
@@ -440,10 +443,10 @@ async fn add_all(jobs: &[RawJobSpec], utils: &WorkerUtils, database: &Database, 
 }
 
 /// Jobs that can go together: the key mode holds for a whole call, and some cannot go with others at all.
-fn pieces(jobs: &[RawJobSpec]) -> impl Iterator<Item = &[RawJobSpec]> {
-    let alone = |job: &RawJobSpec| job.spec.job_key_mode == Some(JobKeyMode::UnsafeDedupe);
-    let preserves = |job: &RawJobSpec| job.spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
-    let alike = move |a: &RawJobSpec, b: &RawJobSpec| !alone(a) && !alone(b) && preserves(a) == preserves(b);
+fn pieces(jobs: &[FileJob]) -> impl Iterator<Item = &[FileJob]> {
+    let alone = |job: &FileJob| job.spec.job_key_mode == Some(JobKeyMode::UnsafeDedupe);
+    let preserves = |job: &FileJob| job.spec.job_key_mode == Some(JobKeyMode::PreserveRunAt);
+    let alike = move |a: &FileJob, b: &FileJob| !alone(a) && !alone(b) && preserves(a) == preserves(b);
     jobs.chunk_by(alike).flat_map(|alike| alike.chunks(PIECE))
 }
 
@@ -712,11 +715,11 @@ pub(super) async fn cleanup(asked: Cleanup, database: &Database) -> Result<(), F
 mod tests {
     use super::*;
 
-    fn jobs(modes: &[Option<JobKeyMode>]) -> Vec<RawJobSpec> {
+    fn jobs(modes: &[Option<JobKeyMode>]) -> Vec<FileJob> {
         let job = |mode: &Option<JobKeyMode>| {
             let mut spec = JobSpec::default();
             spec.job_key_mode = *mode;
-            RawJobSpec { identifier: "t".to_owned(), payload: json!({}), spec }
+            RawJobSpec { identifier: "t".to_owned(), payload: nothing(), spec }
         };
         modes.iter().map(job).collect()
     }

@@ -179,6 +179,24 @@ async fn add_takes_a_file_of_jobs_all_or_none() {
 }
 
 #[tokio::test]
+async fn a_payload_goes_in_as_it_is_written_digit_by_digit() {
+    let (database, folder) = (installed_database().await, Folder::new());
+    let written = ["12345678901234567890123", "1.10", r#"{"b": -0.0,  "a": 1e400, "b": [1E2]}"#, "null"];
+    let line = |payload: &str| format!("{{\"identifier\":\"t\",\"payload\": {payload}}}\n");
+    for payload in written {
+        said(&database, &["add", "t", payload]);
+        let alone = folder.write("alone.ndjson", &line(payload));
+        said(&database, &["add", "--file", alone.to_str().unwrap()]);
+    }
+    let all = folder.write("all.ndjson", &written.map(line).concat());
+    said(&database, &["add", "--file", all.to_str().unwrap()]);
+    let found =
+        value(&database, "select array_agg(payload::text order by id) from graphile_worker._private_jobs").await;
+    let one_by_one = written.iter().flat_map(|payload| [payload, payload]);
+    assert_eq!(found, json!(one_by_one.chain(&written).collect::<Vec<_>>()));
+}
+
+#[tokio::test]
 async fn list_filters_and_pages() {
     let database = one_of_each().await;
     let listed = |arguments: &[&str]| ids(&answer(&database, &[&["list"], arguments].concat()));

@@ -4,7 +4,7 @@
 
 const { AsyncLocalStorage } = require("node:async_hooks");
 const fs = require("node:fs");
-const { createRequire } = require("node:module");
+const { createRequire, registerHooks } = require("node:module");
 const net = require("node:net");
 const path = require("node:path");
 const { performance } = require("node:perf_hooks");
@@ -192,12 +192,12 @@ function waitedForACore() {
 
 async function load({ task, path: file, generation }) {
   try {
-    const url = pathToFileURL(file);
     if (loadedFiles.has(file)) {
       forget(file);
-      url.searchParams.set("generation", generation);
+      expectChanges();
     }
-    const found = taskIn(await import(url.href));
+    const url = pathToFileURL(file).href;
+    const found = taskIn(await import(mayHaveChanged ? ofGeneration(url, ++lastGeneration) : url));
     if (typeof found !== "function") {
       throw new Error(`${file} exports ${found === null ? "null" : `a value of type ${typeof found}`}, expected a function`);
     }
@@ -221,6 +221,36 @@ function taskIn(module) {
     value = value.default;
   }
   return value;
+}
+
+/** Whether any file was loaded a second time: nothing that is loaded from then on comes from Node's cache of modules. */
+let mayHaveChanged = false;
+/** Counted over all tasks: two may import the same module, and each is to have it as it is when it is loaded. */
+let lastGeneration = 0;
+
+/** Has the modules of the project that a module imports loaded anew with it, where Node can: since 22.15 and 23.5. */
+function expectChanges() {
+  if (!mayHaveChanged) registerHooks?.({ resolve: inTheSameGeneration });
+  mayHaveChanged = true;
+}
+
+/** To Node, a module with another address is another module. */
+function ofGeneration(address, generation) {
+  const url = new URL(address);
+  url.searchParams.set("generation", generation);
+  return url.href;
+}
+
+function inTheSameGeneration(specifier, context, next) {
+  const found = next(specifier, context);
+  const [, generation] = /[?&]generation=(\d+)/.exec(context.parentURL) ?? [];
+  const isAnew = generation && context.conditions.includes("import") && isModuleOfProject(found.url);
+  return isAnew ? { ...found, url: ofGeneration(found.url, generation) } : found;
+}
+
+/** If it is CommonJS in truth, nothing comes of its new address: Node knows CommonJS by the path. */
+function isModuleOfProject(url) {
+  return url.startsWith("file:") && !url.includes("/node_modules/") && /\.m?[jt]s$/.test(new URL(url).pathname);
 }
 
 /** Makes Node load a CommonJS file anew, with those files of the project that it requires. */

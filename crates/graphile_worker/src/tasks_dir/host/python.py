@@ -13,6 +13,7 @@ import io
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -31,7 +32,8 @@ current = contextvars.ContextVar("graphile_worker_run", default=None)
 
 
 def to_json(value):
-    return json.dumps(value, separators=(",", ":"), default=str)
+    # NaN and infinity are not JSON: whoever says them is told, and not the worker.
+    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)
 
 
 class Host:
@@ -49,7 +51,7 @@ class Host:
         self.queue_names = {}
         self.threads = Threads(self)
         self.loads = asyncio.Queue()
-        self.databases = Databases(self)
+        self.databases = None
         self.background = set()
         self.measured = (time.monotonic(), time.process_time())
         self.said = []
@@ -177,6 +179,7 @@ class Host:
             self.tasks.pop(frame["task"], None)
         elif kind == "hello":
             self.hello = frame
+            self.databases = Databases(self)
             project = os.path.dirname(os.path.abspath(frame["tasks_dir"]))
             sys.path[0:0] = [project, os.path.abspath(frame["tasks_dir"])]
             version = "%d.%d.%d" % sys.version_info[:3]
@@ -612,10 +615,15 @@ class Databases:
 
     def __init__(self, host):
         self.host = host
-        self.free = queue.SimpleQueue()
+        self.url = host.hello.get("database_url") or ""
+        # Of each driver as many as tasks may have.
+        self.most = host.hello.get("max_pool_size") or 10
+        self.free = []
+        self.turn = threading.Semaphore(self.most)
         self.free_async = []
+        self.turn_async = asyncio.Semaphore(self.most)
         self.pool = None
-        self.pool_lock = None
+        self.pool_lock = asyncio.Lock()
 
     def missing(self, wanted):
         return RuntimeError(
@@ -623,35 +631,49 @@ class Databases:
             % (wanted, sys.executable)
         )
 
-    def url(self):
-        return self.host.hello.get("database_url") or ""
-
     # In a `def`: psycopg.
 
     def with_connection(self, callback):
-        try:
-            psycopg = importlib.import_module("psycopg")
-        except ImportError:
-            raise self.missing("psycopg (or, in an `async def`, asyncpg)") from None
-        try:
-            connection = self.free.get_nowait()
-            if connection.closed:
-                connection = psycopg.connect(self.url(), autocommit=True)
-        except queue.Empty:
-            connection = psycopg.connect(self.url(), autocommit=True)
-        try:
-            result = callback(connection)
-        except BaseException:
-            # A transaction that a failed task left open must not be the next task's.
+        psycopg = package("psycopg")
+        if psycopg is None:
+            raise self.missing("psycopg (or, in an `async def`, asyncpg)")
+        with self.turn:
+            connection = self.free_connection()
+            if connection is None:
+                connection = psycopg.connect(self.url, autocommit=True)
+            try:
+                result = callback(connection)
+            except BaseException:
+                # A transaction that a failed task left open must not be the next task's.
+                connection.close()
+                raise
+            if self.may_be_used_again(psycopg, connection):
+                self.free.append(connection)
+            else:
+                connection.close()
+            return result
+
+    def free_connection(self):
+        while True:
+            try:
+                connection = self.free.pop()
+            except IndexError:
+                return None
+            if is_quiet(connection):
+                return connection
             connection.close()
-            raise
-        self.free.put(connection)
-        return result
+
+    def may_be_used_again(self, psycopg, connection):
+        if connection.closed:
+            return False
+        is_idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if not is_idle:
+            self.host.log("warning", "the task left a transaction open on a connection of helpers: rolled back")
+        return is_idle
 
     def query(self, sql, values=None):
         def ask(connection):
-            psycopg = importlib.import_module("psycopg")
-            with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+            with connection.cursor(row_factory=package("psycopg").rows.dict_row) as cursor:
                 cursor.execute(sql, values)
                 return cursor.fetchall() if cursor.description else []
 
@@ -660,47 +682,70 @@ class Databases:
     # In an `async def`: asyncpg, else psycopg's own async connections.
 
     async def with_connection_async(self, callback):
-        asyncpg, psycopg = optional("asyncpg"), optional("psycopg")
+        asyncpg = package("asyncpg")
         if asyncpg is not None:
             pool = await self.asyncpg_pool(asyncpg)
             async with pool.acquire() as connection:
                 return await callback(connection)
+        psycopg = package("psycopg")
         if psycopg is None:
             raise self.missing("psycopg or asyncpg")
-        connection = self.free_async.pop() if self.free_async else None
-        if connection is None or connection.closed:
-            connection = await psycopg.AsyncConnection.connect(self.url(), autocommit=True)
-        try:
-            result = await callback(connection)
-        except BaseException:
+        async with self.turn_async:
+            connection = await self.free_async_connection()
+            if connection is None:
+                connection = await psycopg.AsyncConnection.connect(self.url, autocommit=True)
+            try:
+                result = await callback(connection)
+            except BaseException:
+                await connection.close()
+                raise
+            if self.may_be_used_again(psycopg, connection):
+                self.free_async.append(connection)
+            else:
+                await connection.close()
+            return result
+
+    async def free_async_connection(self):
+        while self.free_async:
+            connection = self.free_async.pop()
+            if is_quiet(connection):
+                return connection
             await connection.close()
-            raise
-        self.free_async.append(connection)
-        return result
+        return None
 
     async def asyncpg_pool(self, asyncpg):
-        self.pool_lock = self.pool_lock or asyncio.Lock()
         async with self.pool_lock:
             if self.pool is None:
-                self.pool = await asyncpg.create_pool(self.url(), min_size=0, max_size=self.host.hello.get("max_pool_size") or 10)
+                self.pool = await asyncpg.create_pool(self.url, min_size=0, max_size=self.most)
         return self.pool
 
     async def query_async(self, sql, values=None):
         async def ask(connection):
-            if optional("asyncpg") is not None:
+            if package("asyncpg") is not None:
                 return [dict(row) for row in await connection.fetch(sql, *(values or []))]
-            psycopg = importlib.import_module("psycopg")
-            async with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+            async with connection.cursor(row_factory=package("psycopg").rows.dict_row) as cursor:
                 await cursor.execute(sql, values)
                 return await cursor.fetchall() if cursor.description else []
 
         return await self.with_connection_async(ask)
 
 
-def optional(name):
+def is_quiet(connection):
+    """Whether it is open and the server has said nothing since: unasked, it says mostly that it closes the connection."""
+    if connection.closed:
+        return False
+    unread = select.poll()
+    unread.register(connection.fileno(), select.POLLIN)
+    return not unread.poll(0)
+
+
+def package(name):
+    """A package of the project, if it has it. One that is there and does not load says why."""
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
         return None
 
 
