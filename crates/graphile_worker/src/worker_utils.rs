@@ -13,7 +13,7 @@ use crate::task::{BatchTaskHandler, TaskHandler};
 use crate::{Error, db};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::to_raw_value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgPool, Row};
 use std::sync::Arc;
@@ -286,14 +286,6 @@ impl WorkerUtils {
         let doing = || format!("look for the queue with the id {id}");
         let statement = self.statements()?.queue_name.sql();
         sqlx::query_scalar(statement).bind(id).fetch_optional(&self.source).await.doing(doing)
-    }
-
-    /// Adds many jobs whose payloads are JSON already, all or none; as [`add_raw_jobs`](Self::add_raw_jobs) does.
-    pub(crate) async fn add_raw_json_jobs(
-        &self,
-        jobs: Vec<(String, Box<RawValue>, JobSpec)>,
-    ) -> Result<Vec<Job>, Error> {
-        self.add_many(jobs.iter().map(|(identifier, payload, spec)| (identifier.as_str(), payload, spec)), None).await
     }
 
     /// Clears up; returns how many rows that deleted. Safe beside running workers, but holds them up for a moment.

@@ -6,6 +6,7 @@ use super::protocol::{
     self, AddJob, AddJobs, FromHost, GetQueueName, Hello, Kind, Level, Lines, Method, PROTOCOL, Problem, ToHost,
 };
 use crate::context::WorkerContext;
+use crate::job::RawJobSpec;
 use crate::worker_utils::WorkerUtils;
 use serde_json::value::RawValue;
 use std::collections::{HashMap, VecDeque};
@@ -809,10 +810,10 @@ async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<
             let AddJobs { jobs } = protocol::parameters(params).map_err(unfit)?;
             let jobs = jobs.into_iter().map(|mut job| {
                 let (payload, spec) = (job.take_payload(), job.take_spec()?);
-                Ok((job.identifier, payload, spec))
+                Ok(RawJobSpec { identifier: job.identifier, payload, spec })
             });
-            let jobs = jobs.collect::<Result<_, Problem>>()?;
-            protocol::jobs_value(&utils.add_raw_json_jobs(jobs).await.map_err(refused)?)
+            let jobs = jobs.collect::<Result<Vec<_>, Problem>>()?;
+            protocol::jobs_value(&utils.add_raw_jobs(&jobs).await.map_err(refused)?)
         }
         Method::GetQueueName => {
             let GetQueueName { id } = protocol::parameters(params).map_err(unfit)?;
