@@ -305,12 +305,7 @@ impl Exchange {
         let names: Vec<String> = identifiers.iter().map(|identifier| identifier.to_string()).collect();
         let mut rows = self.task_ids(connection, &names).await.doing(doing)?;
         if rows.len() < names.len() {
-            sqlx::query(self.statements.ensure_tasks.sql())
-                .persistent(false)
-                .bind(&names)
-                .execute(&mut *connection)
-                .await
-                .doing(doing)?;
+            self.ensure_tasks(connection, &names).await?;
             rows = self.task_ids(connection, &names).await.doing(doing)?;
         }
         let mut tasks = KnownTasks { ids: Vec::new(), ..(*self.lanes.tasks()).clone() };
@@ -325,6 +320,25 @@ impl Exchange {
         }
         self.lanes.set_tasks(tasks);
         Ok(())
+    }
+
+    /// Makes those of the tasks that there are not; waits for a transaction that is about to do the same.
+    async fn ensure_tasks(&self, connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
+        let mut waits = false;
+        loop {
+            let query = sqlx::query(self.statements.ensure_tasks.sql()).persistent(false).bind(names);
+            let ended = query.execute(&mut *connection).await.doing(|| "add the tasks".to_owned());
+            if !ended.as_ref().is_err_and(Error::is_lock_timeout) {
+                return ended.map(drop);
+            }
+            if !std::mem::replace(&mut waits, true) {
+                warn!(
+                    label = "worker",
+                    worker_id = &*self.surroundings.worker_id,
+                    "an open transaction adds a task of this worker's: waiting for its end"
+                );
+            }
+        }
     }
 
     /// The worker has these tasks from now on: claims no jobs of others, and looks up those that are new.

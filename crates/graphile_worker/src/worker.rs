@@ -221,15 +221,18 @@ impl Worker {
     async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
         let mut tasks = self.tasks.subscribe();
         let identifiers: Vec<Arc<str>> = tasks.borrow_and_update().keys().cloned().collect();
-        let exchange = Exchange::open(
+        let opening = Exchange::open(
             self.connection.lock().await.take(),
             self.settings.connect_options.clone(),
             self.surroundings.statements.clone(),
             self.surroundings.clone(),
             &identifiers,
             self.settings.prepared_statements,
-        )
-        .await?;
+        );
+        let exchange = tokio::select! {
+            exchange = opening => exchange?,
+            () = self.shutdown.leaving.cancelled() => return Ok(()),
+        };
         let hooks = &self.surroundings.hooks;
         let hand = Arc::new(Hand::new(self.tasks.subscribe(), self.settings.concurrency));
         hooks.emit(WorkerStart, || self.surroundings.event(None)).await;

@@ -530,6 +530,20 @@ async fn a_job_whose_row_somebody_holds_does_not_keep_others_from_being_reported
 }
 
 #[tokio::test]
+async fn a_worker_waits_for_a_transaction_that_adds_its_task_at_the_same_time() {
+    let db = Db::installed().await;
+    let mut somebody = db.connect().await;
+    sqlx::raw_sql("begin; select graphile_worker.add_job('t', '7')").execute(&mut somebody).await.unwrap();
+    let (log, _guard) = Log::start();
+    let (options, mut sent) = sending(&db);
+    let started = Started::new(options).await;
+    until("it waits", async || log.line("an open transaction adds a task")).await;
+    sqlx::raw_sql("commit").execute(&mut somebody).await.unwrap();
+    sent.recv().await.unwrap();
+    started.stop().await;
+}
+
+#[tokio::test]
 async fn a_worker_that_stops_waits_for_rows_that_somebody_holds() {
     let db = Db::installed().await;
     db.add_job("'t'").await;
