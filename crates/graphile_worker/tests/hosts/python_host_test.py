@@ -141,7 +141,7 @@ class PythonHost(unittest.TestCase):
 
     def test_a_file_that_does_not_load_says_why_and_the_old_version_stays(self):
         host = self.host(t="def task(payload, helpers): print('old')")
-        self.assertIn("never closed", host.load("t", "def task(", 2)["error"]["message"])
+        self.assertIn("(t.py, line 1)", host.load("t", "def task(", 2)["error"]["message"])
         self.assertIn("has no `task`", host.load("u", "x = 1")["error"]["message"])
         self.assertIn("is of type int", host.load("v", "task = 1")["error"]["message"])
         self.assertIn("sys.exit(3)", host.load("w", "import sys\nsys.exit(3)")["error"]["message"])
@@ -238,6 +238,81 @@ class PythonHost(unittest.TestCase):
         pong = host.hear(type="pong", id=9)
         self.assertTrue(0 <= pong["busy"] <= 1)
         host.hear(type="done")
+
+    def test_a_payload_that_python_cannot_read_fails_its_job_and_no_other(self):
+        host = self.host(t="def task(payload, helpers): print('ran')")
+        too_long = ["1" * 5_000] if hasattr(sys, "get_int_max_str_digits") else []
+        for payload in ["[" * 100_000 + "]" * 100_000, *too_long]:
+            begin, job = (json.dumps(line) for line in run(1, "t", 0))
+            lines = [begin.replace('"payload": 0', '"payload": ' + payload), job]
+            host.socket.sendall("".join(line + "\n" for line in lines).encode())
+            self.assertIn("cannot read the payload", host.hear(type="failed", id=1)["error"]["message"])
+        host.run(2, "t")
+        self.assertEqual(host.hear(type="log", run=2)["message"], "ran")
+
+    def test_an_error_that_cannot_be_read_fails_its_job(self):
+        error = "class Odd(Exception):\n  def __str__(self): return self.args[5]\n"
+        host = self.host(
+            plain=error + "def task(payload, helpers): raise Odd()",
+            asynchronous=error + "async def task(payload, helpers): raise Odd()",
+        )
+        for run_id, task in ((1, "plain"), (2, "asynchronous")):
+            host.run(run_id, task)
+            self.assertIn("type Odd", host.hear(type="failed", id=run_id)["error"]["message"])
+
+    def test_what_json_has_no_number_for_is_logged_as_text_and_no_payload(self):
+        host = self.host(
+            logs="def task(payload, helpers): helpers.logger.info('rate', {'rate': float('nan')})",
+            adds="def task(payload, helpers): helpers.add_job('x', {'rate': float('inf')})",
+        )
+        host.run(1, "logs")
+        self.assertEqual(host.hear(type="log")["meta"], "{'rate': nan}")
+        host.run(2, "adds")
+        self.assertIn("not JSON compliant", host.hear(type="failed", id=2)["error"]["message"])
+
+    def test_a_task_may_have_the_name_of_one_of_pythons_modules(self):
+        host = self.host(
+            helping="NAME = 'beside'\ndef task(payload): pass",
+            email="def task(payload, helpers): pass",
+            mail="import email.message, helping\ndef task(payload, helpers): print(helping.NAME)",
+        )
+        host.run(1, "mail")
+        self.assertEqual(host.hear(type="log")["message"], "beside")
+
+    def test_a_line_without_an_end_belongs_to_the_job_that_printed_it(self):
+        host = self.host(
+            half="def task(payload, helpers): print('half', end='')",
+            fails="async def task(payload, helpers):\n  print('almost', end='')\n  raise ValueError()",
+            whole="def task(payload, helpers): print('whole')",
+        )
+        for run_id, task, printed in ((1, "half", "half"), (2, "fails", "almost"), (3, "whole", "whole")):
+            host.run(run_id, task)
+            self.assertEqual(host.hear(type="log", run=run_id)["message"], printed)
+
+    def test_output_takes_bytes_and_has_a_descriptor(self):
+        host = self.host(
+            t="import faulthandler, subprocess, sys\nfaulthandler.enable()\ndef task(payload, helpers):\n  sys.stdout.buffer.write(b'bytes\\n')\n  subprocess.run(['true'], stdout=sys.stdout, check=True)"
+        )
+        host.run(1, "t")
+        self.assertEqual(host.hear(type="log")["message"], "bytes")
+        self.assertEqual(host.hear(type="done")["ids"], [1])
+
+    def test_a_process_that_a_task_has_forked_does_not_speak_to_the_worker(self):
+        host = self.host(
+            t="import os, sys\ndef task(payload, helpers):\n  print('before')\n  child = os.fork()\n  if child == 0:\n    print('of the child')\n    helpers.logger.info('of the child')\n    sys.exit(3)\n  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))",
+        )
+        host.run(1, "t")
+        host.hear(type="done")
+        self.assertEqual([frame["message"] for frame in host.heard], ["before", "3"])
+
+    def test_tasks_are_found_by_their_modules_when_another_is_loaded_again(self):
+        host = self.host(
+            t="import pickle\nclass Thing: pass\ndef task(payload, helpers): pickle.loads(pickle.dumps(Thing()))",
+            other="def task(payload, helpers): pass",
+        )
+        host.load("other", "def task(payload, helpers): pass", 2)
+        host.run(1, "t")
+        self.assertEqual(host.hear(type="done")["ids"], [1])
 
     def test_signals_are_ignored_and_a_closed_socket_is_the_end(self):
         host = self.host(t="def task(payload, helpers): pass")

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import queue
+import re
 import select
 import signal
 import socket
@@ -29,6 +30,13 @@ LEVELS = ["error", "warning", "info", "debug"]
 
 # The run that the current code belongs to.
 current = contextvars.ContextVar("graphile_worker_run", default=None)
+
+
+# The beginning of a run, which says whose payload it is that cannot be read.
+RUN = re.compile(rb'\{"type": ?"run", ?"id": ?(\d+)')
+
+# What the modules that task files become are called.
+MODULE = "graphile_worker_task_"
 
 
 def to_json(value):
@@ -49,7 +57,7 @@ class Host:
         self.calls = {}
         self.last_call = 0
         self.queue_names = {}
-        self.threads = Threads(self)
+        self.threads = Threads()
         self.loads = asyncio.Queue()
         self.databases = None
         self.background = set()
@@ -62,6 +70,7 @@ class Host:
         # A run whose second line, the job, has not come yet.
         self.half_run = None
         self.ended = asyncio.Event()
+        self.printed = [Printed(self, "info", 1), Printed(self, "warning", 2)]
 
     # Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
     # Threads say things too: everything they touch here is under the lock.
@@ -138,7 +147,7 @@ class Host:
                 frames.append(self.half_run)
                 self.half_run = None
                 continue
-            frame = json.loads(line)
+            frame = frame_in(line)
             if frame["type"] == "run":
                 self.half_run = frame
             else:
@@ -162,6 +171,8 @@ class Host:
         if kind == "run":
             if frame["id"] in unwanted:
                 self.fail(frame["id"], RuntimeError("aborted before it began"))
+            elif "unreadable" in frame:
+                self.fail(frame["id"], RuntimeError("this Python cannot read the payload: %s" % frame["unreadable"]))
             else:
                 self.begin(frame)
         elif kind == "abort":
@@ -181,7 +192,9 @@ class Host:
             self.hello = frame
             self.databases = Databases(self)
             project = os.path.dirname(os.path.abspath(frame["tasks_dir"]))
-            sys.path[0:0] = [project, os.path.abspath(frame["tasks_dir"])]
+            sys.path.insert(0, project)
+            # A task may be called `email`: whoever imports that means Python's own.
+            sys.path.insert(first_of_packages(sys.path), os.path.abspath(frame["tasks_dir"]))
             version = "%d.%d.%d" % sys.version_info[:3]
             self.say(
                 {"type": "hello", "protocol": PROTOCOL, "language": "python", "version": version, "pid": os.getpid()}
@@ -238,10 +251,12 @@ class Host:
         background.add_done_callback(self.background.discard)
 
     def finish(self, run_id):
+        self.end_lines()
         self.runs.pop(run_id, None)
         self.say_done(run_id)
 
     def fail(self, run_id, error):
+        self.end_lines()
         self.runs.pop(run_id, None)
         self.say({"type": "failed", "id": run_id, "error": describe(error)})
 
@@ -268,8 +283,14 @@ class Host:
         if not items:
             self.finish(run_id)
             return
+        self.end_lines()
         self.runs.pop(run_id, None)
         self.say({"type": "failed", "id": run_id, "items": items})
+
+    def end_lines(self):
+        """What a job has printed without the end of its line is not the next one's."""
+        for printed in self.printed:
+            printed.end_line()
 
     # Asking the worker.
 
@@ -306,10 +327,27 @@ class Host:
             frame["scope"] = scope
         try:
             self.say(frame)
-        except (TypeError, ValueError):
-            # Circles and odd keys are not JSON.
+        except (TypeError, ValueError, RecursionError):
+            # Circles, odd keys and what is no number are not JSON.
             frame.pop("scope", None)
             self.say({**frame, "meta": repr(meta)})
+
+
+def frame_in(line):
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        # PostgreSQL stores numbers and depths that Python refuses. That is the end of the job, not of all others here.
+        begin = RUN.match(line)
+        if begin is None:
+            raise
+        return {"type": "run", "id": int(begin[1]), "unreadable": error}
+
+
+def first_of_packages(path):
+    """Where in a search path Python's own modules end."""
+    names = ("site-packages", "dist-packages")
+    return next((place for place, folder in enumerate(path) if os.path.basename(folder) in names), len(path))
 
 
 class Task:
@@ -343,10 +381,12 @@ def load_task(path, generation, tasks_dir):
     folder = os.path.abspath(tasks_dir) + os.sep
     if generation > 1:
         for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", None) or "").startswith(folder):
+            # Other tasks are still what they were, and found by their names.
+            is_task = name.startswith(MODULE)
+            if not is_task and str(getattr(module, "__file__", None) or "").startswith(folder):
                 del sys.modules[name]
         importlib.invalidate_caches()
-    module = types.ModuleType("graphile_worker_task_%d_%s" % (generation, os.path.basename(path)[:-3]))
+    module = types.ModuleType("%s%d_%s" % (MODULE, generation, os.path.basename(path)[:-3]))
     module.__file__ = path
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
@@ -546,7 +586,11 @@ async def settled(result):
 
 def describe(error):
     """An error as the worker wants it: what it says, then where it happened."""
-    message = str(error) or type(error).__name__
+    try:
+        message = str(error) or type(error).__name__
+    except Exception:
+        # Whatever it has to say, saying it fails.
+        message = "an error of type %s that cannot be read was raised" % type(error).__name__
     own = sys._getframe().f_code.co_filename
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == own:
@@ -560,29 +604,29 @@ def describe(error):
 class Threads:
     """Threads for plain functions: as many as there were ever jobs at once."""
 
-    def __init__(self, host):
-        self.host = host
+    def __init__(self):
         self.queue = queue.SimpleQueue()
+        # How many threads have nothing to do, without those that something was put in the queue for.
         self.idle = 0
         self.lock = threading.Lock()
 
     def run(self, run, task):
         with self.lock:
-            needs_more = self.idle <= self.queue.qsize()
+            needs_more = self.idle == 0
+            if not needs_more:
+                self.idle -= 1
         self.queue.put((run, task))
         if needs_more:
             threading.Thread(target=self.work, name="graphile-worker-task", daemon=True).start()
 
     def work(self):
         while True:
-            with self.lock:
-                self.idle += 1
             run, task = self.queue.get()
-            with self.lock:
-                self.idle -= 1
             run.run(task)
             # Nothing is to hold the payload while this thread waits.
             run = task = None
+            with self.lock:
+                self.idle += 1
 
 
 class Logger:
@@ -752,10 +796,15 @@ def package(name):
 class Printed(io.TextIOBase):
     """What tasks print goes to the worker's log, with the job they print it for."""
 
-    def __init__(self, host, level):
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, host, level, descriptor):
         super().__init__()
         self.host = host
         self.level = level
+        self.descriptor = descriptor
+        self.buffer = PrintedBytes(self)
         self.begun = contextvars.ContextVar("graphile_worker_printed_%s" % level, default="")
 
     def write(self, text):
@@ -765,8 +814,41 @@ class Printed(io.TextIOBase):
             self.host.log(self.level, line)
         return len(text)
 
+    def end_line(self):
+        if self.begun.get():
+            self.write("\n")
+
     def writable(self):
         return True
+
+    def fileno(self):
+        """For the processes that tasks start: the worker logs what comes there, too, but knows no job for it."""
+        return self.descriptor
+
+
+class PrintedBytes(io.RawIOBase):
+    """The same for bytes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def write(self, data):
+        self.text.write(bytes(data).decode("utf-8", "replace"))
+        return len(data)
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return self.text.fileno()
+
+
+def be_a_child(host):
+    """In a process that a task has forked: the worker is not to hear two who speak at once."""
+    host.connection.close()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    host.log = lambda _level, message, *_: print(message, flush=True)
 
 
 async def main(descriptor):
@@ -776,7 +858,8 @@ async def main(descriptor):
     host = Host(connection)
     host.loop = asyncio.get_running_loop()
     host.thread = threading.get_ident()
-    sys.stdout, sys.stderr = Printed(host, "info"), Printed(host, "warning")
+    sys.stdout, sys.stderr = host.printed
+    os.register_at_fork(after_in_child=lambda: be_a_child(host))
     host.loop.set_exception_handler(lambda _loop, context: report(host, context))
     await host.loop.create_connection(lambda: host, sock=connection)
     host.keep(host.load_files())
