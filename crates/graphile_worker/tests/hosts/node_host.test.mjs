@@ -14,8 +14,8 @@ const SCRIPT = fs.readFileSync(new URL("../../src/tasks_dir/host/node.cjs", impo
 /** A host with these files as its tasks. */
 async function start(t, files) {
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "graphile-worker-node-host-"));
-  const child = spawn(process.execPath, ["--eval", SCRIPT], {
-    env: { ...process.env, GRAPHILE_WORKER_HOST_FD: "3", NODE_TEST_CONTEXT: undefined },
+  const child = spawn(process.execPath, ["--input-type=commonjs", "--eval", SCRIPT], {
+    env: { ...process.env, NODE_OPTIONS: "--input-type=module", GRAPHILE_WORKER_HOST_FD: "3", NODE_TEST_CONTEXT: undefined },
     stdio: ["ignore", "pipe", "pipe", "pipe"],
   });
   t.after(() => {
@@ -239,8 +239,7 @@ test("what compilers make of a default export is understood", async (t) => {
     "a.cjs": "Object.defineProperty(exports, '__esModule', { value: true }); exports.default = () => {};",
     "b.cjs": "exports.default = { __esModule: true, default: () => {} };",
   });
-  host.run(1, "a", {});
-  host.run(2, "b", {});
+  host.say(...run(1, "a", {}), ...run(2, "b", {}));
   assert.deepEqual((await host.hear({ type: "done" })).ids, [1, 2]);
 });
 
@@ -503,4 +502,54 @@ test("a fork and a worker thread of a task start as if the host were not there",
   host.run(1, "t", {});
   assert.equal((await host.hear({ type: "log" })).message, "undefined child");
   assert.equal((await host.hear({ type: "log" })).message, "undefined thread");
+});
+
+test("options that start a host are not for the processes that a task starts", async (t) => {
+  const host = await start(t, {
+    "t.js": `const { execFileSync } = require("node:child_process");
+      module.exports = (_, { logger }) => logger.info(execFileSync(process.execPath, [...process.execArgv, __dirname + "/child.cjs"]).toString());`,
+  });
+  fs.writeFileSync(path.join(host.folder, "child.cjs"), "process.stdout.write('child');");
+  host.run(1, "t", {});
+  assert.equal((await host.hear({ type: "log" })).message, "child");
+});
+
+test("tasks find no names of the host, and may use them for things of their own", async (t) => {
+  const host = await start(t, {
+    "looks.js": "module.exports = (_, { logger }) => logger.info([typeof flush, typeof fs, typeof socket, typeof query].join());",
+    "module.mjs": "export default (_, { logger }) => logger.info([typeof require, typeof module, typeof __dirname].join());",
+  });
+  host.run(1, "looks", {});
+  assert.equal((await host.hear({ type: "log" })).message, "undefined,undefined,undefined,undefined");
+  host.run(2, "module", {});
+  assert.equal((await host.hear({ type: "log" })).message, "undefined,undefined,undefined");
+  await host.load(
+    "takes",
+    "takes.js",
+    `globalThis.pool = { size: 3 };
+     for (const name of ["run", "log", "call", "finish", "flush", "tasks"]) globalThis[name] = () => {};
+     module.exports = (_, { logger }) => logger.info(String(pool.size));`,
+  );
+  host.run(3, "takes", {});
+  assert.equal((await host.hear({ type: "log" })).message, "3");
+});
+
+test("a task may replace the timers", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = () => { globalThis.setImmediate = globalThis.setTimeout = () => {}; };" });
+  host.run(1, "t", {});
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1]);
+});
+
+test("a line without an end belongs to the job that printed it", async (t) => {
+  const host = await start(t, {
+    "t.js": `module.exports = async (text) => {
+      process.stdout.write(text);
+      await new Promise((resolve) => setTimeout(resolve));
+      if (text === "b") throw new Error("no");
+    };`,
+  });
+  host.say(...run(1, "t", "a"), ...run(2, "t", "b"), ...run(3, "t", "c\n"));
+  for (const [id, text] of [[1, "a"], [2, "b"], [3, "c"]]) {
+    assert.equal((await host.hear({ type: "log", run: id })).message, text);
+  }
 });

@@ -61,6 +61,8 @@ impl Language {
                 if needs_strip_types(version) {
                     command.push("--experimental-strip-types".to_owned());
                 }
+                // `NODE_OPTIONS` may ask for modules.
+                command.push("--input-type=commonjs".to_owned());
                 command.extend(["--eval".to_owned(), NODE_HOST.to_owned()]);
                 Ok(command)
             }

@@ -1,10 +1,12 @@
 // The host for JavaScript and TypeScript: runs task files for the worker that started this process.
 // It speaks the protocol of docs/host-protocol.md over a socket, and leaves stdin, stdout and stderr to the tasks.
+// Node evaluates it as global code: the function around it keeps its names out of the way of tasks.
+(() => {
 "use strict";
 
 const { AsyncLocalStorage } = require("node:async_hooks");
 const fs = require("node:fs");
-const { createRequire, registerHooks } = require("node:module");
+const { builtinModules, createRequire, registerHooks } = require("node:module");
 const net = require("node:net");
 const path = require("node:path");
 const { performance } = require("node:perf_hooks");
@@ -16,6 +18,8 @@ const PROTOCOL = 1;
 const LEVELS = ["error", "warning", "info", "debug"];
 const LONGEST_GOODBYE_MS = 1000;
 const MOST_CAUSES = 8;
+// A task may put others in their place.
+const { setImmediate, setTimeout } = globalThis;
 
 const fd = Number(process.env.GRAPHILE_WORKER_HOST_FD);
 // Not for the processes that tasks start.
@@ -23,9 +27,11 @@ delete process.env.GRAPHILE_WORKER_HOST_FD;
 process.title = "graphile-worker host (node)";
 // Code that looks for the name of the program finds one.
 process.argv[1] ??= "graphile-worker";
+// Some start another Node with the options of this one: they are not to start another host.
+process.execArgv = process.execArgv.filter((option, place, all) => !/^--(eval|input-type)\b/.test(option) && all[place - 1] !== "--eval");
 
 /** What the worker said at the beginning. */
-let hello = { log_level: "info", tasks_dir: process.cwd() };
+let hello = { log_level: "info" };
 /** Task functions by name, then by generation. */
 const tasks = new Map();
 /** Files that were loaded before, so that the next load must not come from a cache. */
@@ -160,10 +166,20 @@ function handle(frame, unwanted) {
       return;
     case "hello":
       hello = frame;
+      removeNamesOfEval();
       say({ type: "hello", protocol: PROTOCOL, language: "javascript", version: process.version, pid: process.pid });
       return;
     // Anything else is from a later version of the protocol.
   }
+}
+
+/**
+ * To code that it evaluates, and so to all in this process, Node gives names that no module has elsewhere. Called when
+ * that is over: then Node has put back one of them.
+ */
+function removeNamesOfEval() {
+  const names = ["require", "module", "exports", "__filename", "__dirname", ...builtinModules];
+  for (const name of names) if (!["console", "crypto", "process"].includes(name)) delete globalThis[name];
 }
 
 let utilization = performance.eventLoopUtilization();
@@ -352,7 +368,7 @@ function finish(id, payload, value) {
     finishBatch(id, payload, value);
     return;
   }
-  runs.delete(id);
+  isOver(id);
   doneIds.push(id);
   flushSoon();
 }
@@ -370,13 +386,20 @@ async function finishBatch(id, payload, values) {
     finish(id);
     return;
   }
-  runs.delete(id);
+  isOver(id);
   say({ type: "failed", id, items });
 }
 
 function fail(id, error) {
-  runs.delete(id);
+  isOver(id);
   say({ type: "failed", id, error: describe(error) });
+}
+
+function isOver(id) {
+  const run = runs.get(id);
+  // What it has printed without the end of its line is not the next one's.
+  for (const level in run?.begunLines) if (run.begunLines[level] !== "") log(level, run.begunLines[level], undefined, run);
+  runs.delete(id);
 }
 
 /** An error as the worker wants it: what it says, then where it happened. */
@@ -642,11 +665,12 @@ function query(text, values) {
 for (const [method, level] of [["debug", "debug"], ["log", "info"], ["info", "info"], ["warn", "warning"], ["error", "error"]]) {
   console[method] = (...values) => log(level, util.format(...values));
 }
+const nobody = {};
 for (const [stream, level] of [[process.stdout, "info"], [process.stderr, "warning"]]) {
-  let begun = "";
   stream.write = (chunk, encoding, callback) => {
-    const lines = (begun + (typeof chunk === "string" ? chunk : Buffer.from(chunk).toString())).split("\n");
-    begun = lines.pop();
+    const begun = ((current.getStore() ?? nobody).begunLines ??= { info: "", warning: "" });
+    const lines = (begun[level] + (typeof chunk === "string" ? chunk : Buffer.from(chunk).toString())).split("\n");
+    begun[level] = lines.pop();
     for (const line of lines) log(level, line);
     const done = typeof encoding === "function" ? encoding : callback;
     if (done) process.nextTick(done);
@@ -680,3 +704,4 @@ for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => {
 socket.on("end", end);
 socket.resume();
 socket.on("error", end);
+})();
