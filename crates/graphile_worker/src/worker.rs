@@ -539,8 +539,11 @@ impl Shift<'_> {
         // One that is stuck in code which never waits cannot be stopped; we do not wait for it.
         let stopped = async { while self.runners.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(TIME_TO_STOP, stopped).await;
-        // Before anybody hears that their jobs are free: the next one of a queue must not meet a program of the last.
+        // Before anybody hears that their jobs are free: the next one of a queue must not meet a program or script of the last.
         self.worker.leftovers.gone(&self.worker.shutdown.insisted).await;
+        if let Some(hosts) = &self.worker.hosts {
+            hosts.end_jobs(&self.worker.shutdown.insisted).await;
+        }
         for job in self.hand.interrupt(self.worker.settings.interrupted_job_retry_delay) {
             warn!(
                 label = "job",

@@ -868,3 +868,111 @@ async fn a_host_of_ones_own_runs_files_of_its_language() {
     assert_eq!(project.notes("notes"), [json!("hello")]);
     assert_eq!(jobs(&db).await, [] as [Value; 0]);
 }
+
+#[tokio::test]
+async fn a_job_is_handed_back_only_when_its_host_is_gone() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.task("hangs.js", "module.exports = () => { note('pid', process.pid); for (;;); };");
+    db.add_job("'hangs', queue_name := 'q'").await;
+    let options = options(&db, &project).shutdown_grace_period(Duration::from_millis(100));
+    let started = Started::new(options).await;
+    let pid = project.noted("pid", 1).await.remove(0);
+    started.worker.request_shutdown();
+    // The next job of the queue may begin elsewhere at this moment.
+    let sql = "select count(*) from graphile_worker._private_job_queues where locked_by is null";
+    until("the queue is free", async || (db.value(sql).await == 1).then_some(())).await;
+    assert!(!is_alive(&pid));
+    started.running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_host_that_gets_no_more_jobs_is_gone_when_the_worker_is() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.task("deaf.js", "module.exports = () => { note('pid', process.pid); return new Promise(() => {}); };");
+    project.task(
+        "waits.js",
+        "module.exports = (_, { abortPromise }) => { note('pid', process.pid); return abortPromise.catch(() => {}); };",
+    );
+    project.task("fine.js", "module.exports = () => note('fine', process.pid);");
+    let limited = TaskOptions::default().timeout(Duration::from_millis(100));
+    let started = Started::new(options(&db, &project).task_options("deaf", limited).watch(true)).await;
+    db.add_job("'waits'").await;
+    let pid = project.noted("pid", 1).await.remove(0);
+    db.add_job("'deaf', max_attempts := 1").await;
+    failed(&db, 1).await;
+    until("another host runs jobs", async || {
+        db.add_job("'fine'").await;
+        project.notes("fine").iter().any(|other| *other != pid).then_some(())
+    })
+    .await;
+    // Whoever loads a file looks through the hosts.
+    project.task("fine.js", "module.exports = () => note('loaded', process.pid);");
+    until("the new version runs", async || {
+        db.add_job("'fine'").await;
+        (!project.notes("loaded").is_empty()).then_some(())
+    })
+    .await;
+    assert!(is_alive(&pid));
+    started.stop().await;
+    assert!(!is_alive(&pid));
+}
+
+#[tokio::test]
+async fn jobs_do_not_go_to_a_host_that_has_ended_although_somebody_holds_its_socket() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    // A host of Python, whose descriptors are inherited on purpose.
+    project.task(
+        "exits.py",
+        "import subprocess\ndef task(payload, helpers):\n  subprocess.Popen(['sleep', '10'], pass_fds=[3], start_new_session=True)\n  note('exits', os.getpid())\n  os._exit(3)",
+    );
+    project.task("fine.py", "def task(payload, helpers):\n  note('fine', os.getpid())");
+    let started = Started::new(options(&db, &project)).await;
+    db.add_job("'exits', max_attempts := 1").await;
+    let pid = project.noted("exits", 1).await.remove(0);
+    gone(&pid).await;
+    db.add_job("'fine', max_attempts := 1").await;
+    project.noted("fine", 1).await;
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_start_is_told_with_all_that_it_printed() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.file("tasks/hello.note", "");
+    let script = "for n in 1 2 3 4 5 6; do echo problem $n; done >&2; exit 1";
+    let hosts = HostOptions::default().language("Notes", ["note"], ["sh", "-c", script]);
+    let (log, _guard) = Log::start();
+    drop(options(&db, &project).host_options(hosts).init().await.unwrap());
+    let line = log.lines("a file in the tasks folder is no task");
+    assert!(line.contains("it printed:\\nproblem 1\\n") && line.contains("\\nproblem 6"), "{line}");
+    assert!(log.line("host ended").is_none(), "it is said once: {}", log.text());
+}
+
+#[tokio::test]
+async fn a_host_whose_worker_is_given_up_while_it_starts_ends() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    let host = r#"
+        const fs = require('fs'), [out] = process.argv.slice(2);
+        const socket = new (require('net').Socket)({ fd: Number(process.env.GRAPHILE_WORKER_HOST_FD) });
+        fs.writeFileSync(out + '/pid', `${process.pid}\n`);
+        const hello = { type: 'hello', protocol: 1, language: 'notes', version: '1', pid: process.pid };
+        setInterval(() => fs.existsSync(out + '/go') && socket.write(JSON.stringify(hello) + '\n'), 10);
+        socket.on('end', () => process.exit()).resume();
+    "#;
+    project.file("host.js", host).file("tasks/hello.note", "");
+    let command = ["node".to_owned(), format!("{}/host.js", project.0.display()), project.0.display().to_string()];
+    let hosts = HostOptions::default().language("Notes", ["note"], command);
+    let mut init = Box::pin(options(&db, &project).host_options(hosts).init());
+    let pid = tokio::select! {
+        _ = &mut init => panic!("it has not said hello"),
+        mut pids = project.noted("pid", 1) => pids.remove(0),
+    };
+    drop(init);
+    project.file("go", "");
+    gone(&pid).await;
+}

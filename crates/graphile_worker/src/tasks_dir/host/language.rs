@@ -1,6 +1,7 @@
 //! Languages: which files a host runs, which program runs the host, and whether that is recent enough.
 
 use super::HostOptions;
+use super::process::START_LIMIT;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -95,8 +96,10 @@ fn needs_strip_types(version: [u32; 2]) -> bool {
 
 /// The version of a program, if there is one and it is recent enough.
 async fn checked_version(name: &str, program: &Path, lowest: [u32; 2], option: &str) -> Result<[u32; 2], String> {
-    let asked =
-        tokio::process::Command::new(program).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output().await;
+    let asked = tokio::process::Command::new(program).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
+    let Ok(asked) = tokio::time::timeout(START_LIMIT, asked).await else {
+        return Err(format!("`{} --version` did not end within {START_LIMIT:?}", program.display()));
+    };
     let output = match asked {
         Ok(output) => output,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 /// Of several hosts, one that had nothing to do for so long ends.
@@ -143,7 +144,10 @@ impl Hosts {
     /// Loads a task's file, or its new version. Jobs that run go on with the old one; where the new one does not load,
     /// so do all others.
     pub(crate) async fn load(&self, language: &Language, identifier: &str, path: &Path) -> Result<Script, String> {
-        let script = self.pool(language).load(identifier, path).await?;
+        let (pool, name, file) = (self.pool(language), identifier.to_owned(), path.to_owned());
+        // On its own: whoever waits for it may be dropped, and a host that is half started must not be left like that.
+        let loading = tokio::spawn(async move { pool.load(&name, &file).await });
+        let script = loading.await.map_err(|error| error.to_string())??;
         // Its file may have been one of another language before.
         for (_, pool) in self.lock().iter().filter(|(other, _)| *other != language) {
             pool.unload(identifier);
@@ -161,8 +165,23 @@ impl Hosts {
     /// Ends all hosts, and returns when they have. The next job starts one again.
     pub(crate) async fn stop(&self) {
         let pools: Vec<Arc<Pool>> = self.lock().values().cloned().collect();
-        for pool in pools {
-            pool.stop().await;
+        futures_util::future::join_all(pools.iter().map(|pool| pool.stop())).await;
+    }
+
+    /// Ends the hosts in which there are jobs that nobody waits for any more, and returns when they have; when somebody
+    /// insists, they are killed at once.
+    pub(crate) async fn end_jobs(&self, insisted: &CancellationToken) {
+        let pools: Vec<Arc<Pool>> = self.lock().values().cloned().collect();
+        let busy: Vec<Arc<Process>> = pools.iter().flat_map(|pool| pool.busy()).collect();
+        busy.iter().for_each(|process| process.end());
+        let ended = futures_util::future::join_all(busy.iter().map(|process| process.ended()));
+        let mut ended = pin!(ended);
+        tokio::select! {
+            _ = &mut ended => {}
+            () = insisted.cancelled() => {
+                busy.iter().for_each(|process| process.hurry());
+                ended.await;
+            }
         }
     }
 
@@ -365,15 +384,20 @@ impl Pool {
     }
 
     fn start_another(self: &Arc<Self>, state: &mut PoolState) {
-        let failed_lately = state.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < START_PAUSE);
-        if state.is_starting || state.is_closed || failed_lately {
+        if state.is_starting || state.is_closed || state.failed_lately() {
             return;
         }
         state.is_starting = true;
         let pool = self.clone();
         tokio::spawn(async move {
             let _loading = pool.loading.lock().await;
-            pool.start_host().await;
+            // Whoever loaded a file meanwhile may have started one.
+            if pool.state().running().count() < pool.max_hosts {
+                pool.start_host().await;
+            } else {
+                pool.state().is_starting = false;
+                pool.changed.notify_waiters();
+            }
         });
     }
 
@@ -477,7 +501,10 @@ impl Pool {
         // A host that ends meanwhile, over this file or another reason, is replaced once.
         for _ in 0..2 {
             if !self.has_host() {
-                self.start_host().await;
+                // What keeps it from starting would keep it at the next file, and take as long.
+                if !self.state().failed_lately() {
+                    self.start_host().await;
+                }
                 if let (false, Some((_, why))) = (self.has_host(), &self.state().failure) {
                     return Err(why.clone());
                 }
@@ -499,12 +526,12 @@ impl Pool {
     fn has_host(&self) -> bool {
         let mut state = self.state();
         state.drop_ended();
-        state.hosts.iter().any(|host| host.process.load_now().takes_jobs)
+        state.running().next().is_some()
     }
 
     /// Loads a version in all hosts; fine where one of them has it.
     async fn load_in_hosts(&self, file: &Arc<File>, path: &str, generation: u64) -> Result<(), LoadError> {
-        let processes: Vec<Arc<Process>> = self.state().hosts.iter().map(|host| host.process.clone()).collect();
+        let processes: Vec<Arc<Process>> = self.state().running().map(|host| host.process.clone()).collect();
         let loads = processes.iter().map(|process| process.load(&file.identifier, path, generation));
         let results = futures_util::future::join_all(loads).await;
         let mut ended = Err(LoadError::HostGone("the host ended".into()));
@@ -562,17 +589,31 @@ impl Pool {
             host.process.ended().await;
         }
     }
+
+    fn busy(&self) -> Vec<Arc<Process>> {
+        let state = self.state();
+        let busy = state.hosts.iter().filter(|host| host.process.load_now().jobs > 0);
+        busy.map(|host| host.process.clone()).collect()
+    }
 }
 
 impl PoolState {
     fn drop_ended(&mut self) {
-        self.hosts.retain(|host| host.process.load_now().takes_jobs);
+        self.hosts.retain(|host| !host.process.has_ended());
+    }
+
+    /// Those that take jobs.
+    fn running(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().filter(|host| host.process.load_now().takes_jobs)
+    }
+
+    fn failed_lately(&self) -> bool {
+        self.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < START_PAUSE)
     }
 
     /// Why no host has a file, if that is known of all of them.
     fn refusal(&self, file: &File) -> Option<String> {
-        let running = self.hosts.iter().filter(|host| host.process.load_now().takes_jobs);
-        let refusals = running.map(|host| host.loaded.get(&file.identifier)?.as_ref().err().cloned());
+        let refusals = self.running().map(|host| host.loaded.get(&file.identifier)?.as_ref().err().cloned());
         let why = refusals.collect::<Option<Vec<_>>>()?.pop()?;
         Some(format!("{} cannot be loaded: {why}", file.path()))
     }
@@ -585,10 +626,9 @@ async fn look_after(pool: std::sync::Weak<Pool>) {
         let Some(pool) = pool.upgrade() else { return };
         let mut state = pool.state();
         state.drop_ended();
-        while state.hosts.len() > 1 {
-            let idle = state.hosts.iter().position(|host| host.process.idle_for() > IDLE_LIMIT);
-            let Some(place) = idle else { break };
-            state.hosts.remove(place).process.retire();
+        while state.running().count() > 1 {
+            let Some(idle) = state.running().find(|host| host.process.idle_for() > IDLE_LIMIT) else { break };
+            idle.process.retire();
         }
         if state.hosts.is_empty() {
             state.is_looked_after = false;

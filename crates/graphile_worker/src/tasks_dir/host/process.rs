@@ -28,11 +28,12 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::Command;
 use tokio::process::{Child, ChildStderr, ChildStdin};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Span, debug, error, info, warn};
 
 /// How long a host may take to say hello, and to load a file.
-const START_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a host may take to end when it is asked to, before it is killed.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
@@ -60,6 +61,9 @@ const RETIREMENT_LIMIT: Duration = Duration::from_secs(60);
 
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What a buffer keeps of the memory that it once had to have.
+const LARGEST_BUFFER: usize = 1024 * 1024;
 
 /// A longer line of output is cut.
 const LONGEST_LINE: usize = 64 * 1024;
@@ -95,6 +99,8 @@ pub(crate) struct Process {
     /// Notified when a host that had no jobs gets one.
     began: Notify,
     asked_to_end: CancellationToken,
+    /// Whether there is no time for it to end by itself.
+    asked_to_hurry: CancellationToken,
     ended: CancellationToken,
 }
 
@@ -116,6 +122,8 @@ struct State {
     idle_since: Instant,
     /// Since when it gets no more jobs.
     retired: Option<Instant>,
+    /// Whether it is about to end, or has, and only its last words are waited for.
+    is_ending: bool,
     utils: Option<WorkerUtils>,
     last_lines: VecDeque<String>,
     /// The error by which it said that it ends.
@@ -177,33 +185,17 @@ impl Process {
         let (greeting, greeted) = oneshot::channel();
         let process = Arc::new(Process {
             pid: child.id().unwrap_or_default(),
-            state: Mutex::new(State {
-                outgoing: Vec::new(),
-                jobs: HashMap::new(),
-                loads: VecDeque::new(),
-                loading_since: Instant::now(),
-                last_id: 0,
-                greeting: Some(greeting),
-                ping: None,
-                busy: 0.0,
-                is_parked: false,
-                is_urgent: false,
-                idle_since: Instant::now(),
-                retired: None,
-                utils: None,
-                last_lines: VecDeque::new(),
-                fatal: None,
-                over: None,
-            }),
+            state: Mutex::new(State::new(greeting)),
             to_write: Notify::new(),
             began: Notify::new(),
             asked_to_end: CancellationToken::new(),
+            asked_to_hurry: CancellationToken::new(),
             ended: CancellationToken::new(),
             launch,
         });
         process.greet();
-        tokio::spawn(process.clone().log_output(output));
-        tokio::spawn(process.clone().live(child, lifeline, socket));
+        let logging = tokio::spawn(process.clone().log_output(output));
+        tokio::spawn(process.clone().live(child, lifeline, socket, logging));
         let problem = match tokio::time::timeout(START_LIMIT, greeted).await {
             Ok(Ok(Ok(()))) => {
                 debug!(label = "host", language = name, pid = process.pid, "host started");
@@ -281,7 +273,7 @@ impl Process {
         let (answer, answered) = oneshot::channel();
         let id = {
             let mut state = self.state();
-            if state.over.is_some() || state.retired.is_some() {
+            if !state.takes_jobs() {
                 return None;
             }
             state.last_id += 1;
@@ -307,7 +299,7 @@ impl Process {
     pub(crate) fn load_now(&self) -> HostLoad {
         let state = self.state();
         HostLoad {
-            takes_jobs: state.over.is_none() && state.retired.is_none(),
+            takes_jobs: state.takes_jobs(),
             is_blocked: state.is_blocked(),
             is_busy: state.busy >= BUSY_FROM,
             jobs: state.jobs.len(),
@@ -331,12 +323,22 @@ impl Process {
 
     /// Asks it to end now.
     pub(crate) fn end(&self) {
+        self.state().is_ending = true;
         self.asked_to_end.cancel();
+    }
+
+    /// Kills it, once it was asked to end.
+    pub(crate) fn hurry(&self) {
+        self.asked_to_hurry.cancel();
     }
 
     /// Returns when it has ended.
     pub(crate) async fn ended(&self) {
         self.ended.cancelled().await;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
     }
 
     fn with_last_lines(&self, sentence: String) -> String {
@@ -349,7 +351,7 @@ impl Process {
     }
 
     /// The life of the process, to its end and a little longer: everything it said counts.
-    async fn live(self: Arc<Self>, mut child: Child, lifeline: ChildStdin, socket: Socket) {
+    async fn live(self: Arc<Self>, mut child: Child, lifeline: ChildStdin, socket: Socket, logging: JoinHandle<()>) {
         let (from_host, to_host) = socket.into_split();
         let writing = tokio::spawn(self.clone().write_frames(to_host));
         let mut reading = std::pin::pin!(self.read_frames(from_host));
@@ -367,6 +369,7 @@ impl Process {
             verdict = self.look_after() => Some(verdict),
             () = self.asked_to_end.cancelled() => Some(Verdict::End),
         };
+        self.state().is_ending = true;
         // The host hears that nothing will come any more, and ends.
         writing.abort();
         let _ = writing.await;
@@ -387,7 +390,12 @@ impl Process {
                         exited = Some(child.wait().await);
                     }
                 };
-                if tokio::time::timeout(limit, goodbye).await.is_err() && exited.is_none() {
+                tokio::select! {
+                    () = goodbye => {}
+                    () = tokio::time::sleep(limit) => {}
+                    () = self.asked_to_hurry.cancelled() => {}
+                }
+                if exited.is_none() {
                     let _ = child.start_kill();
                 }
             }
@@ -400,6 +408,7 @@ impl Process {
             Some(status) => status,
             None => child.wait().await,
         };
+        let _ = tokio::time::timeout(LAST_WORDS_LIMIT, logging).await;
         self.is_over(sentence, status.ok());
     }
 
@@ -419,10 +428,11 @@ impl Process {
         state.over = Some(why.clone());
         let jobs = std::mem::take(&mut state.jobs);
         let loads = std::mem::take(&mut state.loads);
-        state.greeting = None;
+        // Of one that has not begun, whoever started it tells.
+        let had_begun = state.greeting.take().is_none();
         drop(state);
         let (language, pid) = (self.launch.language.name(), self.pid);
-        if sentence.is_some() || !asked || !jobs.is_empty() {
+        if had_begun && (sentence.is_some() || !asked || !jobs.is_empty()) {
             warn!(label = "host", language, pid, how, jobs = jobs.len(), reason = &*why, "host ended");
         } else {
             debug!(label = "host", language, pid, how, "host ended");
@@ -460,6 +470,7 @@ impl Process {
                 return;
             }
             writing.clear();
+            writing.shrink_to(LARGEST_BUFFER);
         }
     }
 
@@ -475,6 +486,7 @@ impl Process {
             if let Err(problem) = lines.each(|line| self.hear(line)) {
                 return Some(format!("the host process of this task was killed while the job ran: {problem}"));
             }
+            lines.buffer().shrink_to(LARGEST_BUFFER);
         }
     }
 
@@ -696,6 +708,32 @@ pub(crate) struct HostLoad {
 }
 
 impl State {
+    fn new(greeting: oneshot::Sender<Result<(), String>>) -> State {
+        State {
+            outgoing: Vec::new(),
+            jobs: HashMap::new(),
+            loads: VecDeque::new(),
+            loading_since: Instant::now(),
+            last_id: 0,
+            greeting: Some(greeting),
+            ping: None,
+            busy: 0.0,
+            is_parked: false,
+            is_urgent: false,
+            idle_since: Instant::now(),
+            retired: None,
+            is_ending: false,
+            utils: None,
+            last_lines: VecDeque::new(),
+            fatal: None,
+            over: None,
+        }
+    }
+
+    fn takes_jobs(&self) -> bool {
+        self.over.is_none() && self.retired.is_none() && !self.is_ending
+    }
+
     fn is_blocked(&self) -> bool {
         self.ping.is_some_and(|(_, sent)| sent.elapsed() > BLOCKED_AFTER)
     }
@@ -732,7 +770,9 @@ impl State {
         if self.jobs.is_empty() {
             return Some(Verdict::End);
         }
-        if self.jobs.values().all(|job| job.abandoned.is_some()) || retired.elapsed() >= RETIREMENT_LIMIT {
+        // Jobs that nobody told to stop may take as long as they like: the host may only have missed a new file.
+        let abandoned = self.jobs.values().filter(|job| job.abandoned.is_some()).count();
+        if abandoned == self.jobs.len() || (abandoned > 0 && retired.elapsed() >= RETIREMENT_LIMIT) {
             return Some(Verdict::Kill(
                 "the host process of this task was killed while the job ran: another job in it did not stop when it was told to"
                     .to_owned(),
@@ -881,4 +921,35 @@ async fn resident_bytes(pid: u32) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(retired_for: Duration, abandoned: &[bool]) -> State {
+        let (greeting, _) = oneshot::channel();
+        let now = Instant::now();
+        let job = |abandoned: &bool| InFlight {
+            answer: None,
+            span: Span::none(),
+            behind: None,
+            abandoned: abandoned.then_some(now),
+        };
+        State {
+            retired: now.checked_sub(retired_for),
+            jobs: (1..).zip(abandoned.iter().map(job)).collect(),
+            ..State::new(greeting)
+        }
+    }
+
+    #[test]
+    fn a_retired_host_is_killed_over_jobs_that_do_not_stop_and_no_others() {
+        let (soon, late) = (Duration::ZERO, RETIREMENT_LIMIT);
+        assert!(matches!(state(soon, &[]).judge(), Some(Verdict::End)));
+        assert!(matches!(state(soon, &[true]).judge(), Some(Verdict::Kill(_))));
+        assert!(state(soon, &[true, false]).judge().is_none());
+        assert!(matches!(state(late, &[true, false]).judge(), Some(Verdict::Kill(_))));
+        assert!(state(late, &[false]).judge().is_none());
+    }
 }
