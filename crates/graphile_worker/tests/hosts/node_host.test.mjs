@@ -12,10 +12,10 @@ import { test } from "node:test";
 const SCRIPT = fs.readFileSync(new URL("../../src/tasks_dir/host/node.cjs", import.meta.url), "utf8");
 
 /** A host with these files as its tasks. */
-async function start(t, files) {
+async function start(t, files, environment = {}) {
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "graphile-worker-node-host-"));
   const child = spawn(process.execPath, ["--input-type=commonjs", "--eval", SCRIPT], {
-    env: { ...process.env, NODE_OPTIONS: "--input-type=module", GRAPHILE_WORKER_HOST_FD: "3", NODE_TEST_CONTEXT: undefined },
+    env: { ...process.env, GRAPHILE_WORKER_HOST_FD: "3", NODE_TEST_CONTEXT: undefined, ...environment },
     stdio: ["ignore", "pipe", "pipe", "pipe"],
   });
   t.after(() => {
@@ -247,6 +247,17 @@ test("files that are no task are refused with what they are", async (t) => {
   const host = await start(t, {});
   assert.match((await host.load("a", "a.js", "module.exports = { a: 1 };")).error.message, /type object, expected a function/);
   assert.match((await host.load("b", "b.js", "throw new Error('not today');")).error.message, /not today/);
+});
+
+test("a file that cannot be read is refused with the line that is wrong", async (t) => {
+  const host = await start(t, {});
+  for (const [file, begin] of [["common.js", "module.exports ="], ["module.mjs", "export default"]]) {
+    const refused = await host.load(path.parse(file).name, file, `\n\n${begin} async () => { call(1 };\n`);
+    assert.match(refused.error.message, /missing \)/);
+    const [place, line, mark] = refused.error.stack.split("\n");
+    assert.ok(place.endsWith(`${file}:3`), place);
+    assert.deepEqual([line.includes("call(1 };"), mark.includes("^")], [true, true]);
+  }
 });
 
 test("an abort reaches the signal and the promise, whenever they are asked for", async (t) => {
@@ -532,6 +543,12 @@ test("tasks find no names of the host, and may use them for things of their own"
   );
   host.run(3, "takes", {});
   assert.equal((await host.hear({ type: "log" })).message, "3");
+});
+
+test("the host is no module, whatever NODE_OPTIONS say", async (t) => {
+  const host = await start(t, { "t.js": "module.exports = () => {};" }, { NODE_OPTIONS: "--input-type=module" });
+  host.run(1, "t", {});
+  assert.deepEqual((await host.hear({ type: "done" })).ids, [1]);
 });
 
 test("a task may replace the timers", async (t) => {

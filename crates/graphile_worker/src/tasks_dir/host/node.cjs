@@ -5,6 +5,7 @@
 "use strict";
 
 const { AsyncLocalStorage } = require("node:async_hooks");
+const { execFile } = require("node:child_process");
 const fs = require("node:fs");
 const { builtinModules, createRequire, registerHooks } = require("node:module");
 const net = require("node:net");
@@ -17,6 +18,7 @@ const util = require("node:util");
 const PROTOCOL = 1;
 const LEVELS = ["error", "warning", "info", "debug"];
 const LONGEST_GOODBYE_MS = 1000;
+const LONGEST_CHECK_MS = 5000;
 const MOST_CAUSES = 8;
 // A task may put others in their place.
 const { setImmediate, setTimeout } = globalThis;
@@ -226,7 +228,7 @@ async function load({ task, path: file, generation }) {
     say({ type: "loaded", task, generation });
   } catch (error) {
     loadedFiles.add(file);
-    say({ type: "not_loaded", task, generation, error: describe(explained(error, file)) });
+    say({ type: "not_loaded", task, generation, error: await withPlace(describe(explained(error, file)), error, file) });
   }
 }
 
@@ -288,6 +290,15 @@ function explained(error, file) {
     );
   }
   return error;
+}
+
+/** Of an ES module that cannot be read, Node keeps to itself where that is, and tells it only who asks by command. */
+async function withPlace(described, error, file) {
+  if (!(error instanceof SyntaxError) || described.stack) return described;
+  const said = await new Promise((resolve) => {
+    execFile(process.execPath, ["--check", file], { timeout: LONGEST_CHECK_MS }, (_, __, stderr) => resolve(stderr));
+  });
+  return { ...described, stack: placeIn(said) };
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -418,7 +429,7 @@ function described(error, depth) {
     return { message, stack: typeof error?.stack === "string" ? framesOf(error.stack) : undefined };
   }
   const message = error.message || error.name || "an error without a message";
-  let stack = framesOf(error.stack);
+  let stack = [placeIn(error.stack), framesOf(error.stack)].filter(Boolean).join("\n");
   // Of an AggregateError the message is often empty, and all there is to know is in its parts.
   const causes = [...(error.cause === undefined ? [] : [error.cause]), ...(Array.isArray(error.errors) ? error.errors : [])];
   // An error may be its own cause, and a thousand may be parts of one.
@@ -431,6 +442,11 @@ function described(error, depth) {
 
 function thrown(value) {
   return typeof value === "string" && value !== "" ? value : `a value that is no error was thrown: ${util.inspect(value)}`;
+}
+
+/** What stands before the message where code could not be read: the file, the line, and a mark below it. */
+function placeIn(stack) {
+  return /^\S.*:\d+\n[^]*?\^+(?=\s+\w*Error: )/.exec(String(stack ?? ""))?.[0] ?? "";
 }
 
 /** The lines of a stack that say where, without the message, this file and what is Node's own. */
