@@ -976,3 +976,29 @@ async fn a_host_whose_worker_is_given_up_while_it_starts_ends() {
     project.file("go", "");
     gone(&pid).await;
 }
+
+#[tokio::test]
+async fn a_job_does_not_go_to_a_host_that_hangs_where_another_can_be_started() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.task("hangs.js", "module.exports = () => { note('hangs', process.pid); for (;;); };");
+    project.task("fine.js", "module.exports = () => note('fine', process.pid);");
+    let (log, _guard) = Log::start();
+    let hosts = HostOptions::default().max_hosts(2);
+    let options = options(&db, &project).concurrency(100).shutdown_grace_period(Duration::ZERO);
+    let started = Started::new(options.host_options(hosts)).await;
+    db.add_job("'hangs'").await;
+    project.noted("hangs", 1).await;
+    let other = until("another host runs jobs", async || {
+        db.add_job("'fine'").await;
+        project.notes("fine").pop()
+    })
+    .await;
+    // Without it, there is only the one of which is known that it hangs.
+    std::process::Command::new("kill").args(["-9", &other.to_string()]).status().unwrap();
+    until("that is noticed", async || log.line("host ended")).await;
+    db.run("delete from graphile_worker._private_jobs where locked_at is null").await;
+    db.add_job("'fine', '{\"last\": true}'").await;
+    until("a third host runs jobs", async || project.notes("fine").into_iter().find(|pid| *pid != other)).await;
+    started.stop().await;
+}

@@ -33,6 +33,9 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long after a host could not be started nobody tries again.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
+/// How often a job that waits for a host to be started looks whether one of the others has time again.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// How long a task has to end by itself once it was told that its timeout has passed.
 const TIME_TO_NOTICE: Duration = Duration::from_millis(500);
 
@@ -342,7 +345,7 @@ impl Pool {
             changed.as_mut().enable();
             match self.place(file, ctx) {
                 Place::Begun(run) => return Ok(run),
-                Place::Later => changed.await,
+                Place::Later => drop(tokio::time::timeout(LOOK_INTERVAL, changed).await),
                 Place::Nowhere(why) => return Err(why),
             }
         }
@@ -361,12 +364,16 @@ impl Pool {
             let mut alive = 0;
             let running = loads.filter(|(_, load)| load.takes_jobs).inspect(|_| alive += 1);
             let able = running.filter(|(host, _)| has_it(host));
-            let Some((host, load)) = able.min_by_key(|(_, load)| (load.is_blocked, load.jobs)) else {
+            let Some((host, load)) = able.min_by_key(|(_, load)| (load.blocked_for, load.jobs)) else {
                 break (None, false, alive);
             };
+            if load.is_blocked() && alive < self.max_hosts && state.may_start() {
+                // Behind a job that never ends it would wait for ever. The next host is there in a moment.
+                break (None, false, alive);
+            }
             // It may have ended since it was asked; then the others are.
             if let Some(run) = host.process.begin(&file.identifier, generation, ctx) {
-                let has_time = load.jobs == 0 || !(load.is_blocked || load.is_busy);
+                let has_time = load.jobs == 0 || !(load.is_blocked() || load.is_busy);
                 break (Some(run), has_time, alive);
             }
         };
@@ -384,7 +391,7 @@ impl Pool {
     }
 
     fn start_another(self: &Arc<Self>, state: &mut PoolState) {
-        if state.is_starting || state.is_closed || state.failed_lately() {
+        if state.is_starting || !state.may_start() {
             return;
         }
         state.is_starting = true;
@@ -605,6 +612,11 @@ impl PoolState {
     /// Those that take jobs.
     fn running(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().filter(|host| host.process.load_now().takes_jobs)
+    }
+
+    /// Whether another host is being started, or can be.
+    fn may_start(&self) -> bool {
+        !self.is_closed && (self.is_starting || !self.failed_lately())
     }
 
     fn failed_lately(&self) -> bool {

@@ -300,7 +300,7 @@ impl Process {
         let state = self.state();
         HostLoad {
             takes_jobs: state.takes_jobs(),
-            is_blocked: state.is_blocked(),
+            blocked_for: state.blocked_for(),
             is_busy: state.busy >= BUSY_FROM,
             jobs: state.jobs.len(),
         }
@@ -700,11 +700,17 @@ impl Process {
 /// How much a host has to do.
 pub(crate) struct HostLoad {
     pub(crate) takes_jobs: bool,
-    /// It does not listen at the moment.
-    pub(crate) is_blocked: bool,
+    /// For how long it has not listened; zero if it does.
+    pub(crate) blocked_for: Duration,
     /// It has little time left.
     pub(crate) is_busy: bool,
     pub(crate) jobs: usize,
+}
+
+impl HostLoad {
+    pub(crate) fn is_blocked(&self) -> bool {
+        !self.blocked_for.is_zero()
+    }
 }
 
 impl State {
@@ -734,8 +740,9 @@ impl State {
         self.over.is_none() && self.retired.is_none() && !self.is_ending
     }
 
-    fn is_blocked(&self) -> bool {
-        self.ping.is_some_and(|(_, sent)| sent.elapsed() > BLOCKED_AFTER)
+    fn blocked_for(&self) -> Duration {
+        let unanswered = self.ping.map_or(Duration::ZERO, |(_, sent)| sent.elapsed());
+        unanswered.saturating_sub(BLOCKED_AFTER)
     }
 
     fn is_loading_for_long(&self, task: &str) -> bool {
