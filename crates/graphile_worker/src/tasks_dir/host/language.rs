@@ -110,7 +110,10 @@ async fn checked_version(name: &str, program: &Path, lowest: [u32; 2], option: &
     };
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let Some(version) = read_version(&text) else {
-        return Err(format!("`{} --version` said {text:?}, expected the version of {name}", program.display()));
+        // Why it does not start is what it says elsewhere: an option that it does not know, a library that is missing.
+        let said = format!("{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        let said = said.trim();
+        return Err(format!("`{} --version` said {said:?}, expected the version of {name}", program.display()));
     };
     if version < lowest {
         let [major, minor] = lowest;
