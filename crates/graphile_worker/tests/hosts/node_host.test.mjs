@@ -343,6 +343,15 @@ test("many jobs have one key mode, and who says another is warned", async (t) =>
   assert.deepEqual(params.jobs, [{ identifier: "x", payload: {}, spec: { job_key: "k", job_key_mode: "preserve_run_at" } }]);
 });
 
+test("numbers and text stand for each other in a spec, as they do for the database", async (t) => {
+  const host = await start(t, {
+    "t.js": "module.exports = (_, { addJob }) => addJob('x', 1, { jobKey: 7, queueName: 8n, priority: '-3', maxAttempts: '4' });",
+  });
+  host.run(1, "t", {});
+  const spec = { queue_name: "8", max_attempts: 4, job_key: "7", priority: -3 };
+  assert.deepEqual((await host.hear({ type: "call" })).params, { identifier: "x", payload: 1, spec });
+});
+
 test("what the database refuses has its code", async (t) => {
   const host = await start(t, { "t.js": "module.exports = (_, { addJob }) => addJob('x').catch(({ message, code }) => { throw new Error([message, code].join()); });" });
   host.run(1, "t", {});

@@ -583,14 +583,23 @@ async function addJobs(run, specs, jobKeyPreserveRunAt) {
 /** What is empty is left to the database. */
 function specOf({ queueName, runAt, maxAttempts, jobKey, priority, flags }, jobKeyMode) {
   return {
-    queue_name: queueName || undefined,
+    queue_name: textOfNumber(queueName) || undefined,
     run_at: runAt ? new Date(runAt).toISOString() : undefined,
-    max_attempts: maxAttempts || undefined,
-    job_key: jobKey || undefined,
+    max_attempts: numberOfText(maxAttempts) || undefined,
+    job_key: textOfNumber(jobKey) || undefined,
     job_key_mode: jobKeyMode || undefined,
-    priority: priority || undefined,
+    priority: numberOfText(priority) || undefined,
     flags: flags || undefined,
   };
+}
+
+/** Under Node's worker the database makes the one of the other: the id of a user may be a key. */
+function textOfNumber(value) {
+  return typeof value === "number" || typeof value === "bigint" ? String(value) : value;
+}
+
+function numberOfText(value) {
+  return typeof value === "string" && /^[-+]?\d+$/.test(value) ? Number(value) : value;
 }
 
 function getQueueName(run, id) {
