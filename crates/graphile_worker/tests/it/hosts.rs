@@ -1002,3 +1002,24 @@ async fn a_job_does_not_go_to_a_host_that_hangs_where_another_can_be_started() {
     until("a third host runs jobs", async || project.notes("fine").into_iter().find(|pid| *pid != other)).await;
     started.stop().await;
 }
+
+#[tokio::test]
+async fn a_file_is_not_blamed_for_a_job_that_ends_the_host_while_it_is_loaded() {
+    let db = Db::installed().await;
+    let project = Project::new();
+    project.task("edited.mjs", "export default () => note('ran', 1);");
+    project.task("exits.js", "module.exports = () => process.exit(3);");
+    let (log, _guard) = Log::start();
+    let started = Started::new(options(&db, &project).watch(true)).await;
+    let wait = "while (!fs.existsSync(OUT + '/go')) await new Promise((resolve) => setTimeout(resolve, 5));";
+    project.task("edited.mjs", &format!("note('loading', 1);\n{wait}\nexport default () => note('ran', 2);"));
+    project.noted("loading", 1).await;
+    db.add_job("'exits', max_attempts := 1").await;
+    failed(&db, 1).await;
+    project.file("go", "");
+    until("the new version is there", async || log.line("a task has changed")).await;
+    assert!(log.line("cannot be loaded").is_none(), "{}", log.text());
+    db.add_job("'edited'").await;
+    assert_eq!(project.noted("ran", 1).await, [json!(2)]);
+    started.stop().await;
+}

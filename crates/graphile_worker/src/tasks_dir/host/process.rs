@@ -241,6 +241,9 @@ impl Process {
             if let Some(why) = &state.over {
                 return Err(LoadError::HostGone(why.clone()));
             }
+            if state.is_ending {
+                return Err(LoadError::HostGone("the host ended".into()));
+            }
             if state.loads.is_empty() {
                 state.loading_since = Instant::now();
             }
@@ -438,8 +441,8 @@ impl Process {
             debug!(label = "host", language, pid, how, "host ended");
         }
         for (place, load) in loads.into_iter().enumerate() {
-            // Files are loaded one after the other, so the first one is to blame.
-            let error = if place == 0 && !asked {
+            // Files are loaded one after the other, so the first one is to blame, unless a job may be.
+            let error = if place == 0 && !asked && jobs.is_empty() {
                 let fatal = why.split_once(": ").map_or(String::new(), |(_, fatal)| format!(": {fatal}"));
                 LoadError::Refused(format!("the host process {how} while it loaded the file{fatal}"))
             } else {
