@@ -314,6 +314,16 @@ class PythonHost(unittest.TestCase):
         host.run(1, "t")
         self.assertEqual(host.hear(type="done")["ids"], [1])
 
+    def test_a_file_that_was_deleted_and_is_there_again_is_loaded_with_what_it_imports(self):
+        host = self.host(helping="NAME = 'old'\ndef task(payload): pass")
+        text = "import helping\ndef task(payload, helpers): print(helping.NAME)"
+        host.load("t", text)
+        host.say({"type": "unload", "task": "t"})
+        write(host.folder, "helping.py", "NAME = 'new'")
+        host.load("t", text)
+        host.run(1, "t")
+        self.assertEqual(host.hear(type="log")["message"], "new")
+
     def test_signals_are_ignored_and_a_closed_socket_is_the_end(self):
         host = self.host(t="def task(payload, helpers): pass")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -489,7 +489,9 @@ impl Process {
             if let Err(problem) = lines.each(|line| self.hear(line)) {
                 return Some(format!("the host process of this task was killed while the job ran: {problem}"));
             }
-            lines.buffer().shrink_to(LARGEST_BUFFER);
+            if lines.buffer().is_empty() {
+                lines.buffer().shrink_to(LARGEST_BUFFER);
+            }
         }
     }
 

@@ -38,6 +38,9 @@ RUN = re.compile(rb'\{"type": ?"run", ?"id": ?(\d+)')
 # What the modules that task files become are called.
 MODULE = "graphile_worker_task_"
 
+# Files that were loaded before. A file that was deleted and is there again begins with the first generation again.
+LOADED = set()
+
 
 def to_json(value):
     # NaN and infinity are not JSON: whoever says them is told, and not the worker.
@@ -379,13 +382,14 @@ def accepts_two(function):
 def load_task(path, generation, tasks_dir):
     """The function `task` of a file, as it is now: neither it nor the files beside it come from a cache."""
     folder = os.path.abspath(tasks_dir) + os.sep
-    if generation > 1:
+    if path in LOADED:
         for name, module in list(sys.modules.items()):
             # Other tasks are still what they were, and found by their names.
             is_task = name.startswith(MODULE)
             if not is_task and str(getattr(module, "__file__", None) or "").startswith(folder):
                 del sys.modules[name]
         importlib.invalidate_caches()
+    LOADED.add(path)
     module = types.ModuleType("%s%d_%s" % (MODULE, generation, os.path.basename(path)[:-3]))
     module.__file__ = path
     with open(path, "rb") as file:
