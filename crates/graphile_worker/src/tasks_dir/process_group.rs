@@ -72,13 +72,21 @@ struct Groups {
 }
 
 impl Groups {
-    fn add(&mut self, id: Pid) {
-        self.alive.insert(id);
-        if !self.tell('+', id) {
-            // There is none yet, or somebody has killed it.
+    /// Before there is anything to survive: a program does not wait.
+    fn have_a_survivor(&mut self) {
+        if self.survivor.is_none() {
             self.survivor = Survivor::of(&self.alive)
                 .inspect_err(|error| warn!(%error, "if this worker is killed, its programs will run on"))
                 .ok();
+        }
+    }
+
+    fn add(&mut self, id: Pid) {
+        self.alive.insert(id);
+        if !self.tell('+', id) {
+            // Somebody has killed it.
+            self.survivor = None;
+            self.have_a_survivor();
         }
     }
 
@@ -164,6 +172,7 @@ struct Alive {
 impl ProcessGroup {
     /// Starts a program in a group of its own.
     pub(crate) fn start(command: &mut Command, leftovers: &Leftovers) -> io::Result<ProcessGroup> {
+        leftovers.groups.lock().unwrap_or_else(PoisonError::into_inner).have_a_survivor();
         let mut leader = command.process_group(0).spawn()?;
         let id = leader.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let id = id.ok_or_else(|| io::Error::other("the process has no id"))?;

@@ -698,10 +698,9 @@ async fn what_a_worker_runs_ends_when_it_is_killed_even_hosts_that_do_not_listen
     project.task("hangs.js", "module.exports = () => { note('pid', process.pid); for (;;); };");
     project.task("hangs_py.py", "async def task(payload, helpers):\n  note('pid', os.getpid())\n  while True: pass");
     project.task("child.js", "module.exports = () => new Promise(() => { note('pid', require('child_process').spawn('sleep', ['1000']).pid); });");
-    project.file(
-        "tasks/program",
-        &format!("#!/bin/sh\ncd '{}'\necho $$ >> pid\nsleep 1000 &\necho $! >> pid\nwait\n", project.0.display()),
-    );
+    // One that has read its payload is known to whoever ends it.
+    let program = "cat > /dev/null; echo $$ >> pid; sleep 1000 & echo $! >> pid; wait";
+    project.file("tasks/program", &format!("#!/bin/sh\ncd '{}'; {program}\n", project.0.display()));
     let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(project.tasks().join("program"), runnable).unwrap();
     db.add_job("'child', queue_name := 'a'").await;
