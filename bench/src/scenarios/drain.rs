@@ -74,7 +74,8 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
-async fn drain(
+/// Has each contestant drain as many jobs that are ready.
+pub(super) async fn drain(
     bench: &Bench,
     title: &str,
     contestants: &[Contestant],

@@ -1,14 +1,14 @@
 //! Files as tasks: what JavaScript and Python cost in hosts of ours, beside Node's worker, which runs JavaScript in its
 //! own process.
 
+use super::drain::drain;
 use super::latency::{self, Turn};
-use super::{Bench, bars, expect_jobs, figures, header, jobs_per_second, median};
+use super::{Bench, bars, figures, header, jobs_per_second, median};
 use crate::Failure;
-use crate::child::{Child, Outcome, Run};
+use crate::child::{Child, Outcome};
 use crate::contestant::{Contestant, NODE};
 use crate::figures::{count, megabytes, short, times};
 use crate::report::{Goal, Section};
-use crate::server::Jobs;
 use crate::usage;
 use std::process::Stdio;
 use std::time::Duration;
@@ -33,7 +33,7 @@ struct Idle {
 }
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
-    let drained = drain(bench).await?;
+    let drained = drain(bench, "scripts, drain", &DRAINING, 1, bench.size(JOBS)).await?;
     let api = latency::through_api(bench, "scripts, latency, API", &WAITING).await?;
     let sql = latency::through_sql(bench, "scripts, latency, SQL", &WAITING).await?;
     let idle = bench.alternate("scripts, idle", &IDLE, async |contestant| idle(bench, contestant).await).await?;
@@ -95,20 +95,6 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         ],
         ..Section::default()
     })
-}
-
-async fn drain(bench: &Bench) -> Result<Vec<(Contestant, Vec<Outcome>)>, Failure> {
-    let jobs = bench.size(JOBS);
-    bench
-        .alternate("scripts, drain", &DRAINING, async |contestant| {
-            let run = Run { until: jobs, ..Run::of(contestant, "drain", 0) };
-            let (outcome, database) = bench.run(&run, async |database| database.fill(&Jobs::ready(jobs)).await).await?;
-            expect_jobs(contestant, outcome.jobs, jobs)?;
-            expect_jobs(contestant, database.jobs_left().await?, 0)?;
-            let said = format!("{} jobs/s", count(jobs_per_second(&outcome)));
-            Ok((outcome, said))
-        })
-        .await
 }
 
 async fn idle(bench: &Bench, contestant: Contestant) -> Result<(Idle, String), Failure> {

@@ -1,10 +1,11 @@
 -- One round trip of a worker ($1): what it finished, what it gives back, and what it gets next.
 --
 -- An outcome is written only where the job is still this worker's: same locked_by, same locked_at as when it
--- was claimed, or whole hours later, as `keep_locks_fresh.sql` leaves it (one `case`, because to a planner that was told of locked_by alone, reading the whole table for the few
--- rows of this worker may look like the better way). Locks: jobs that are reported (by primary key), free jobs and free
--- queues (`skip locked`: nobody waits for anybody). A queue stays locked while this worker has jobs of it, and passes
--- from one of its jobs to the next without being free in between.
+-- was claimed, or whole hours later, as `keep_locks_fresh.sql` leaves it (one `case`, because to a planner that was told
+-- of locked_by alone, reading the whole table for the few rows of this worker may look like the better way). Locks: jobs
+-- that are reported (by primary key; whoever holds one for a second makes this fail, see `held_rows.sql`), free jobs and
+-- free queues (`skip locked`: nobody waits for anybody). A queue stays locked while this worker has jobs of it, and
+-- passes from one of its jobs to the next without being free in between.
 --
 -- The plan is made once, perhaps while the table is empty, and has to serve when it is full. So nothing may look cheap
 -- then only: rows are found by `id = any (array[…])`, which can begin at the other side alone, and where an index of the

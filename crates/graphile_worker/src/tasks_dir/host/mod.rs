@@ -341,11 +341,10 @@ impl Pool {
     /// Gives a job to a host, when there is one.
     async fn begin(self: &Arc<Self>, file: &Arc<File>, ctx: &WorkerContext) -> Result<Run, String> {
         loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
             match self.place(file, ctx) {
                 Place::Begun(run) => return Ok(run),
-                Place::Later => drop(tokio::time::timeout(LOOK_INTERVAL, changed).await),
+                // Should it change just before, the next look will do.
+                Place::Later => drop(tokio::time::timeout(LOOK_INTERVAL, self.changed.notified()).await),
                 Place::Nowhere(why) => return Err(why),
             }
         }
