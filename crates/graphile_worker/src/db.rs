@@ -99,7 +99,8 @@ pub(crate) mod queries {
 pub(crate) struct Statements {
     pub(crate) schema: Schema,
     pub(crate) exchange: Statement,
-    pub(crate) held_rows: Statement,
+    pub(crate) current_transaction: Statement,
+    pub(crate) transaction_status: Statement,
     pub(crate) held: Statement,
     pub(crate) next_run_at: Statement,
     pub(crate) terminate_earlier_connections: Statement,
@@ -175,7 +176,8 @@ impl Statements {
         let statement = |file: &'static str| Statement(schema.sql(file).0.into());
         Statements {
             exchange: statement(include_str!("../sql/queries/exchange.sql")),
-            held_rows: statement(include_str!("../sql/queries/held_rows.sql")),
+            current_transaction: statement(include_str!("../sql/queries/current_transaction.sql")),
+            transaction_status: statement(include_str!("../sql/queries/transaction_status.sql")),
             held: statement(include_str!("../sql/queries/held.sql")),
             terminate_earlier_connections: statement(include_str!("../sql/queries/terminate_earlier_connections.sql")),
             next_run_at: statement(include_str!("../sql/queries/next_run_at.sql")),

@@ -22,7 +22,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{Connection, PgConnection, Row};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
@@ -43,8 +43,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// How long a report waits for rows that somebody has locked, before it goes without them.
+/// How long a statement waits for a lock. An exchange waits for no row; the table may be locked by `alter table` and others.
 const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+
+/// The same behind a pooler, which passes on no settings: for this transaction only. The server gives an exchange up before
+/// the worker does.
+const BEGIN: &str = "begin; set local lock_timeout = '1s'; set local statement_timeout = '50s'";
+
+/// How long the worker waits for an open transaction that adds a task of its own: hardly at all.
+const BEGIN_BRIEFLY: &str = "begin; set local lock_timeout = '20ms'";
 
 /// An exchange of so many jobs is worth the second lane's while.
 pub(crate) const WORTH_A_LANE: usize = LARGEST_CLAIM / 4;
@@ -91,24 +98,6 @@ impl Report {
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
         self.ended.iter().map(|ended| ended.job.id)
-    }
-
-    pub(crate) fn concerns_queue(&self, queue: i32) -> bool {
-        self.ended.iter().any(|ended| ended.job.job_queue_id == Some(queue))
-    }
-
-    /// Takes those of the jobs that are `wanted` out of it.
-    pub(crate) fn take(&mut self, wanted: impl Fn(&Ended) -> bool) -> Report {
-        let (taken, kept) = std::mem::take(&mut self.ended).into_iter().partition(wanted);
-        self.ended = kept;
-        Report { ended: taken, free_queues: Vec::new() }
-    }
-
-    /// Puts what was not written before what has come since.
-    pub(crate) fn put_back(&mut self, mut earlier: Report) {
-        earlier.ended.append(&mut self.ended);
-        earlier.free_queues.append(&mut self.free_queues);
-        *self = earlier;
     }
 }
 
@@ -158,17 +147,23 @@ pub(crate) struct Wants {
     pub(crate) freshness: Option<f64>,
 }
 
-/// What came of an exchange.
-pub(crate) enum Exchanged {
-    Written(Reply),
-    /// Nothing: an open transaction of somebody else's holds the rows of these jobs, which were to be reported.
-    Held(HashSet<i64>),
+/// What the database answers to an exchange.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) jobs: Vec<Job>,
+    /// Reported jobs, and queues to be freed, whose rows another transaction has locked: nothing was written about them.
+    pub(crate) blocked_jobs: HashSet<i64>,
+    pub(crate) blocked_queues: Vec<i32>,
+    /// Whether there were due jobs that others had locked.
+    pub(crate) contended: bool,
+    /// The time of the claim.
+    pub(crate) clock: Option<DateTime<Utc>>,
+    pub(crate) took: Duration,
 }
 
 pub(crate) struct Reply {
-    pub(crate) jobs: Vec<Job>,
-    pub(crate) took: Duration,
-    /// Jobs that this worker holds, where an earlier answer was lost: some may be known.
+    pub(crate) answer: Answer,
+    /// Jobs that this worker holds, if an earlier answer was lost: some may be known.
     pub(crate) found_again: Vec<Job>,
     /// To be kept until the jobs are in hand.
     pub(crate) under_way: UnderWay,
@@ -188,6 +183,8 @@ pub(crate) struct Lanes {
     under_way: Arc<RwLock<()>>,
     /// Whether the second lane has lost an answer, so that the first must find out.
     pub(crate) second_lost_an_answer: AtomicBool,
+    /// Transactions that were told to commit and have not answered yet; only behind a pooler.
+    committing: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
 }
 
@@ -206,6 +203,10 @@ impl Lanes {
         self.under_way.clone().read_owned().await
     }
 
+    fn committing(&self) -> MutexGuard<'_, HashSet<i64>> {
+        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn tasks(&self) -> Arc<KnownTasks> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -222,13 +223,15 @@ pub(crate) struct Exchange {
     statements: Arc<Statements>,
     surroundings: Arc<Surroundings>,
     lanes: Arc<Lanes>,
-    /// Tasks whose ids are to be looked up before the next claim: the worker has others than before.
-    to_learn: Option<Vec<Arc<str>>>,
+    /// The worker's tasks, and when their ids are to be looked up again.
+    tasks: Vec<Arc<str>>,
+    learn_at: Instant,
+    /// When the names that do not exist are to be added again: an open transaction may be about to add them.
+    ensure_at: Instant,
     jobs_wait: bool,
     persistent: bool,
     /// Whether an exchange began whose end we have not seen, so that the database may know more than we do.
     uncertain: bool,
-    tasks_learned: Instant,
 }
 
 impl Exchange {
@@ -248,7 +251,7 @@ impl Exchange {
         options: PgConnectOptions,
         statements: Arc<Statements>,
         surroundings: Arc<Surroundings>,
-        identifiers: &[Arc<str>],
+        tasks: Vec<Arc<str>>,
         persistent: bool,
     ) -> Result<Exchange, Error> {
         let mut exchange = Exchange {
@@ -257,20 +260,21 @@ impl Exchange {
             statements,
             surroundings,
             lanes: Arc::default(),
-            to_learn: None,
+            tasks,
+            learn_at: Instant::now(),
+            ensure_at: Instant::now(),
             jobs_wait: false,
             persistent,
             uncertain: false,
-            tasks_learned: Instant::now(),
         };
         if let Some(mut connection) = made_ahead
-            && exchange.learn_task_ids(&mut connection, identifiers).await.is_ok()
+            && exchange.learn_task_ids(&mut connection).await.is_ok()
         {
             exchange.connection = Some(connection);
             return Ok(exchange);
         }
         let mut connection = exchange.connect().await?;
-        exchange.learn_task_ids(&mut connection, identifiers).await?;
+        exchange.learn_task_ids(&mut connection).await?;
         exchange.connection = Some(connection);
         Ok(exchange)
     }
@@ -284,11 +288,12 @@ impl Exchange {
             statements: self.statements.clone(),
             surroundings: self.surroundings.clone(),
             lanes: self.lanes.clone(),
-            to_learn: None,
+            tasks: Vec::new(),
+            learn_at: self.learn_at,
+            ensure_at: self.ensure_at,
             jobs_wait: false,
             persistent: self.persistent,
             uncertain: false,
-            tasks_learned: self.tasks_learned,
         }
     }
 
@@ -300,44 +305,47 @@ impl Exchange {
         PgConnection::connect_with(&self.options).await.doing(|| "connect to the database".to_owned())
     }
 
-    async fn learn_task_ids(&mut self, connection: &mut PgConnection, identifiers: &[Arc<str>]) -> Result<(), Error> {
+    /// Looks up the ids of the worker's tasks. A name that does not exist is added, unless an open transaction is about to
+    /// do the same: there are no jobs of it then, and it is looked up again before every claim until it exists.
+    async fn learn_task_ids(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
         let doing = || "look up the tasks".to_owned();
-        let names: Vec<String> = identifiers.iter().map(|identifier| identifier.to_string()).collect();
+        let names: Vec<String> = self.tasks.iter().map(|identifier| identifier.to_string()).collect();
         let mut rows = self.task_ids(connection, &names).await.doing(doing)?;
-        if rows.len() < names.len() {
+        if rows.len() < names.len() && self.ensure_at <= Instant::now() {
+            self.ensure_at = Instant::now() + TASKS_INTERVAL;
             self.ensure_tasks(connection, &names).await?;
             rows = self.task_ids(connection, &names).await.doing(doing)?;
         }
         let mut tasks = KnownTasks { ids: Vec::new(), ..(*self.lanes.tasks()).clone() };
-        for row in rows {
+        for row in &rows {
             let identifier: &str = row.try_get("identifier").doing(doing)?;
             self.jobs_wait = row.try_get("jobs_wait").doing(doing)?;
-            if let Some(known) = identifiers.iter().find(|known| &***known == identifier) {
+            if let Some(known) = self.tasks.iter().find(|known| &***known == identifier) {
                 let id = row.try_get("id").doing(doing)?;
                 tasks.names.insert(id, known.clone());
                 tasks.ids.push(id);
             }
         }
         self.lanes.set_tasks(tasks);
+        let are_all_known = rows.len() == names.len();
+        self.learn_at = Instant::now() + if are_all_known { TASKS_INTERVAL } else { Duration::ZERO };
         Ok(())
     }
 
-    /// Makes those of the tasks that there are not; waits for a transaction that is about to do the same.
+    /// Adds those of the tasks that do not exist, without waiting for a transaction that is about to do the same.
     async fn ensure_tasks(&self, connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
-        let mut waits = false;
-        loop {
-            let query = sqlx::query(self.statements.ensure_tasks.sql()).persistent(false).bind(names);
-            let ended = query.execute(&mut *connection).await.doing(|| "add the tasks".to_owned());
-            if !ended.as_ref().is_err_and(Error::is_lock_timeout) {
-                return ended.map(drop);
+        let doing = || "add the tasks".to_owned();
+        sqlx::raw_sql(BEGIN_BRIEFLY).execute(&mut *connection).await.doing(doing)?;
+        let query = sqlx::query(self.statements.ensure_tasks.sql()).persistent(false).bind(names);
+        let added = query.execute(&mut *connection).await.doing(doing);
+        let end = if added.is_ok() { "commit" } else { "rollback" };
+        sqlx::raw_sql(end).execute(&mut *connection).await.doing(doing)?;
+        match added {
+            Err(error) if error.is_lock_timeout() => {
+                debug!(label = "worker", "an open transaction adds a task of this worker: going on without it for now");
+                Ok(())
             }
-            if !std::mem::replace(&mut waits, true) {
-                warn!(
-                    label = "worker",
-                    worker_id = &*self.surroundings.worker_id,
-                    "an open transaction adds a task of this worker's: waiting for its end"
-                );
-            }
+            added => added.map(drop),
         }
     }
 
@@ -346,7 +354,14 @@ impl Exchange {
         let mut tasks = (*self.lanes.tasks()).clone();
         tasks.ids.retain(|id| tasks.names.get(id).is_some_and(|name| identifiers.contains(name)));
         self.lanes.set_tasks(tasks);
-        self.to_learn = Some(identifiers);
+        self.tasks = identifiers;
+        self.ensure_at = Instant::now();
+        self.learn_tasks_again();
+    }
+
+    /// The ids of tasks may have changed: a name that no job uses may be deleted, and gets another id when it comes back.
+    pub(crate) fn learn_tasks_again(&mut self) {
+        self.learn_at = Instant::now();
     }
 
     async fn task_ids(&self, connection: &mut PgConnection, names: &[String]) -> sqlx::Result<Vec<PgRow>> {
@@ -358,9 +373,9 @@ impl Exchange {
         self.jobs_wait
     }
 
-    /// Reports and claims. Returns only when it is written, however long the database is away, or when it turns out that
-    /// somebody keeps it from being written; an error is one that waiting would not cure.
-    pub(crate) async fn exchange(&mut self, report: &Report, wants: &Wants) -> Result<Exchanged, Error> {
+    /// Reports and claims. Returns only when the database has answered, however long it is away; an error is one that waiting
+    /// would not cure.
+    pub(crate) async fn exchange(&mut self, report: &Report, wants: &Wants) -> Result<Reply, Error> {
         let mut pause = SHORTEST_PAUSE;
         let mut away = false;
         loop {
@@ -370,16 +385,10 @@ impl Exchange {
                     if away {
                         info!(label = "worker", worker_id = &*self.surroundings.worker_id, "the database is back");
                     }
-                    return Ok(Exchanged::Written(reply));
+                    return Ok(reply);
                 }
                 Ok(Err(error)) if error.is_contention() => {
-                    debug!(label = "worker", error = error.to_string_with_sources(), "got in each other's way");
-                    if error.is_lock_timeout() {
-                        let held = self.held_rows(report.ids().collect()).await;
-                        if !held.is_empty() {
-                            return Ok(Exchanged::Held(held));
-                        }
-                    }
+                    debug!(label = "worker", error = error.to_string_with_sources(), "conflict with another transaction: trying again");
                     continue;
                 }
                 Ok(Err(error)) if !error.is_retryable() => return Err(error),
@@ -406,9 +415,8 @@ impl Exchange {
             Some(connection) => connection,
             None => self.connect().await?,
         };
-        if let Some(identifiers) = self.to_learn.clone() {
-            self.learn_task_ids(&mut connection, &identifiers).await?;
-            self.to_learn = None;
+        if wants.jobs > 0 && self.learn_at <= Instant::now() {
+            self.learn_task_ids(&mut connection).await?;
         }
         let lanes = self.lanes.clone();
         // Until the answer is here: also where we are dropped while we wait for it.
@@ -418,7 +426,7 @@ impl Exchange {
         let under_way = if first_is_lost || second_is_lost {
             let alone = lanes.under_way.clone().write_owned().await;
             second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
-            self.end_earlier_connections(&mut connection, first_is_lost, second_is_lost).await?;
+            self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
             found_again = self.held(&mut connection).await?;
             lanes.second_lost_an_answer.store(false, Ordering::Release);
             UnderWay::Alone(alone)
@@ -433,8 +441,7 @@ impl Exchange {
         let exchanged = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), wants).await;
         // What was found is not in hand yet: it has to be found again.
         self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost);
-        let (jobs, took) = exchanged?;
-        Ok(Reply { jobs, took, found_again, under_way })
+        Ok(Reply { answer: exchanged?, found_again, under_way })
     }
 
     /// The second lane's way: what becomes of an exchange whose answer is lost is for the first lane to find out.
@@ -442,7 +449,7 @@ impl Exchange {
         &mut self,
         report: &Report,
         wants: &Wants,
-    ) -> Result<(Vec<Job>, Duration), Error> {
+    ) -> Result<Answer, Error> {
         self.uncertain = false;
         let exchanging = async {
             let connection = match self.connection.take() {
@@ -463,15 +470,52 @@ impl Exchange {
         report: &Report,
         free_queues: &[i32],
         wants: &Wants,
-    ) -> Result<(Vec<Job>, Duration), Error> {
+    ) -> Result<Answer, Error> {
         let started = Instant::now();
-        let result = self.report_and_claim(&mut connection, report, free_queues, wants).await;
+        let result = if self.persistent {
+            self.report_and_claim(&mut connection, report, free_queues, wants).await
+        } else {
+            self.report_and_claim_behind_a_pooler(&mut connection, report, free_queues, wants).await
+        };
         // The server's word that nothing has happened is an answer, too.
         if result.as_ref().err().is_none_or(Error::is_contention) {
             self.uncertain = false;
             self.connection = Some(connection);
         }
-        Ok((result?, started.elapsed()))
+        Ok(Answer { took: started.elapsed(), ..result? })
+    }
+
+    /// Behind a pooler, a connection that was given up cannot be found again and ended, and the server may still carry out
+    /// what it was told. So the exchange is a transaction that ends only if the worker says so; and what becomes of one that
+    /// was told to commit can be found out by its id.
+    async fn report_and_claim_behind_a_pooler(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        wants: &Wants,
+    ) -> Result<Answer, Error> {
+        let doing = || "exchange jobs with the database".to_owned();
+        sqlx::raw_sql(BEGIN).execute(&mut *connection).await.doing(doing)?;
+        let exchanging = async {
+            let answer = self.report_and_claim(&mut *connection, report, free_queues, wants).await?;
+            let query = sqlx::query_scalar(self.statements.current_transaction.sql()).persistent(false);
+            Ok((answer, query.fetch_one(&mut *connection).await.doing(doing)?))
+        };
+        let (answer, transaction): (Answer, i64) = match exchanging.await {
+            Ok(answered) => answered,
+            Err(error) => {
+                sqlx::raw_sql("rollback").execute(&mut *connection).await.doing(doing)?;
+                return Err(error);
+            }
+        };
+        self.lanes.committing().insert(transaction);
+        let committed = sqlx::raw_sql("commit").execute(&mut *connection).await;
+        if matches!(committed, Ok(_) | Err(sqlx::Error::Database(_))) {
+            self.lanes.committing().remove(&transaction);
+        }
+        committed.doing(doing)?;
+        Ok(answer)
     }
 
     async fn report_and_claim(
@@ -480,7 +524,7 @@ impl Exchange {
         report: &Report,
         free_queues: &[i32],
         wants: &Wants,
-    ) -> Result<Vec<Job>, Error> {
+    ) -> Result<Answer, Error> {
         let doing = || "exchange jobs with the database".to_owned();
         let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
         let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
@@ -507,23 +551,24 @@ impl Exchange {
             .bind(back.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
             .bind(limits)
             .bind(wants.freshness)
+            .bind(back.iter().map(|(_, how)| how.unbegun.map(i32::from)).collect::<Vec<_>>())
             .fetch_all(connection)
             .await
             .doing(doing)?;
-        self.jobs(&rows).doing(doing)
+        self.answer(&rows).doing(doing)
     }
 
-    /// Those of the jobs whose rows an open transaction of somebody else's holds; none, where that cannot be found out.
-    pub(crate) async fn held_rows(&mut self, jobs: Vec<i64>) -> HashSet<i64> {
-        let Some(mut connection) = self.connection.take() else { return HashSet::new() };
-        let query = sqlx::query_scalar(self.statements.held_rows.sql()).persistent(false).bind(jobs);
-        match tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_all(&mut connection)).await {
-            Ok(Ok(held)) => {
-                self.connection = Some(connection);
-                held.into_iter().collect()
-            }
-            _ => HashSet::new(),
-        }
+    /// The claimed jobs, and the last row, which is about the exchange itself.
+    fn answer(&self, rows: &[PgRow]) -> sqlx::Result<Answer> {
+        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound) };
+        Ok(Answer {
+            jobs: self.jobs(jobs)?,
+            blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+            blocked_queues: about.try_get("blocked_queues")?,
+            contended: about.try_get("contended")?,
+            clock: about.try_get("clock")?,
+            took: Duration::ZERO,
+        })
     }
 
     async fn held(&self, connection: &mut PgConnection) -> Result<Vec<Job>, Error> {
@@ -537,15 +582,30 @@ impl Exchange {
         self.jobs(&rows).doing(doing)
     }
 
-    /// The server may not have noticed that we are gone, and what it was told to do may still be waiting for a lock.
-    async fn end_earlier_connections(
+    /// The server may not have noticed that a connection is gone, and what it was told to do may still be under way. Returns
+    /// when nothing can be written any more by exchanges that were given up.
+    async fn end_earlier_exchanges(
         &self,
         connection: &mut PgConnection,
         of_first: bool,
         of_second: bool,
     ) -> Result<(), Error> {
+        let doing = || "end an earlier exchange".to_owned();
+        let committing: Vec<i64> = self.lanes.committing().iter().copied().collect();
+        for transaction in committing {
+            let statement = &self.statements.transaction_status;
+            loop {
+                let query = sqlx::query_scalar(statement.sql()).persistent(false).bind(transaction);
+                let status: Option<String> = query.fetch_one(&mut *connection).await.doing(doing)?;
+                if status.as_deref() != Some("in progress") {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            self.lanes.committing().remove(&transaction);
+        }
         if !self.persistent {
-            // Behind a pooler, connections are not ours to end.
+            // Behind a pooler, connections are not ours to end, and what was not told to commit does not.
             return Ok(());
         }
         let lanes = [(Lane::First, of_first), (Lane::Second, of_second)].into_iter().filter(|(_, lost)| *lost);
@@ -556,7 +616,7 @@ impl Exchange {
                 .bind(&names)
                 .fetch_one(&mut *connection)
                 .await
-                .doing(|| "end an earlier connection".to_owned())?;
+                .doing(doing)?;
             if left == 0 {
                 return Ok(());
             }
@@ -593,21 +653,6 @@ impl Exchange {
         self.uncertain || self.lanes.second_lost_an_answer.load(Ordering::Acquire)
     }
 
-    /// Tasks that no job belonged to may have been deleted, and have another id when they come back. A busy worker
-    /// has jobs of its tasks; an idle one looks from time to time.
-    pub(crate) async fn learn_task_ids_again(&mut self, identifiers: &[Arc<str>]) {
-        if self.tasks_learned.elapsed() < TASKS_INTERVAL {
-            return;
-        }
-        self.tasks_learned = Instant::now();
-        if let Some(mut connection) = self.connection.take()
-            && let Ok(Ok(())) =
-                tokio::time::timeout(ANSWER_TIMEOUT, self.learn_task_ids(&mut connection, identifiers)).await
-        {
-            self.connection = Some(connection);
-        }
-    }
-
     /// Tells the worker to leave where a newer release has taken over the schema, or is about to. False where there was no
     /// finding out.
     pub(crate) async fn look_at_ledgers(&mut self, must_leave: &MustLeave) -> bool {
@@ -620,17 +665,22 @@ impl Exchange {
         true
     }
 
-    /// How long until the next job of the future is due; a question for when there is nothing else to do.
-    /// After a claim that began at this moment.
-    pub(crate) async fn next_due(&mut self, now: Option<DateTime<Utc>>, began: Instant) -> Option<Duration> {
+    /// How long until the next job is due that was not due yet at `claimed`, the time of the last claim.
+    pub(crate) async fn next_due(
+        &mut self,
+        claimed: DateTime<Utc>,
+        now: Option<DateTime<Utc>>,
+    ) -> Option<Duration> {
+        let mut connection = self.connection.take()?;
         let query = sqlx::query(self.statements.next_run_at.sql())
             .persistent(self.persistent)
             .bind(&self.lanes.tasks().ids)
+            .bind(claimed)
             .bind(now)
-            .bind(1.0 + began.elapsed().as_secs_f64())
-            .fetch_one(self.connection.as_mut()?);
+            .fetch_one(&mut connection);
         // Without an answer the worker polls; the next exchange will find out what is wrong.
         let row = tokio::time::timeout(ANSWER_TIMEOUT, query).await.ok()?.ok()?;
+        self.connection = Some(connection);
         let seconds: f64 = row.try_get::<Option<_>, _>("seconds").ok()??;
         Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
     }
@@ -652,7 +702,12 @@ impl Exchange {
     pub(crate) async fn clear_stale_locks(&mut self) {
         let Some(connection) = self.connection.as_mut() else { return };
         let query = sqlx::query(self.statements.clear_stale_locks.sql()).persistent(false).fetch_one(connection);
-        if let Ok(Ok(row)) = tokio::time::timeout(ANSWER_TIMEOUT, query).await {
+        let Ok(cleared) = tokio::time::timeout(ANSWER_TIMEOUT, query).await else {
+            // Its answer may come when another is expected.
+            self.connection = None;
+            return;
+        };
+        if let Ok(row) = cleared {
             let (jobs, queues) = (row.try_get::<i64, _>("jobs"), row.try_get::<i64, _>("queues"));
             if let (Ok(jobs), Ok(queues)) = (jobs, queues)
                 && jobs + queues > 0

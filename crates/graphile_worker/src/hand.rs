@@ -1,12 +1,17 @@
-//! What the worker has in hand: jobs that are claimed and wait, jobs that run, outcomes to be reported. Says what
+//! What the worker has in hand: jobs that are claimed and wait, jobs that run, outcomes to be reported. Decides what
 //! runs next (in order of priority, one at a time of a queue, within each task's limit). Touches no database.
 //!
 //! Runners take jobs from here and bring outcomes back; the exchange loop takes the outcomes and brings jobs. The
 //! two meet nowhere else.
+//!
+//! Invariants, each checked by a test below or by `model/`: a job is in at most one of `ready`, `behind`, `over_limit`,
+//! `running`, `report`, `blocked` and a report that is under way. A queue is in `queues` exactly while the worker has, or
+//! may have, an unreported job of it. No report both gives back a job of a queue and frees that queue.
 
-use crate::exchange::{Ended, Lane, Pace, Report, WORTH_A_LANE};
+use crate::exchange::{Answer, Ended, Lane, Pace, Report, WORTH_A_LANE};
 use crate::execute::Outcome;
 use crate::job::Job;
+use crate::next_claim::{ClaimResult, NextClaim};
 use crate::settle::{self, Settlement};
 use crate::task::{Task, Tasks};
 use chrono::{DateTime, Utc};
@@ -20,8 +25,10 @@ use tokio_util::sync::CancellationToken;
 /// A job that has waited this long in hand is given back: somebody else may have a slot for it.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether rows are still held that keep outcomes from being written.
-const ASIDE_INTERVAL: Duration = Duration::from_secs(1);
+/// When jobs are reported again whose rows others had locked: after this, doubling, up to the other. Mostly the lock lasts
+/// as long as somebody's claim.
+const FIRST_BLOCKED_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_BLOCKED_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hand {
     state: Mutex<State>,
@@ -44,23 +51,22 @@ struct State {
     over_limit: HashMap<Arc<str>, VecDeque<Waiting>>,
     running: HashMap<i64, Running>,
     running_of_task: HashMap<Arc<str>, usize>,
-    report: Report,
-    /// What could not be reported, because somebody else's open transaction holds the jobs' rows.
-    aside: Report,
-    /// When to look whether they are still held.
-    look_aside_at: Instant,
+    /// Jobs to be reported.
+    report: Vec<Ended>,
+    /// Jobs that were reported in vain, because another transaction has locked their rows.
+    blocked: Vec<Ended>,
+    /// When to report them again, and how long to wait the next time.
+    blocked_until: Instant,
+    blocked_pause: Duration,
     /// How many replies have come.
     replies: u64,
     /// The exchanges that are under way, one of each lane at most.
     first: Option<UnderWay>,
     second: Option<UnderWay>,
-    /// Whether the last claim brought all that was wanted.
-    more: bool,
-    /// Whether the second lane left something to look for: the first may have been told that there is nothing.
-    look: bool,
-    /// Queues whose jobs the last report gave back: free only with the next one, because a claim in the same
-    /// exchange would not see those jobs and run later ones first.
-    free_next: Vec<i32>,
+    next_claim: NextClaim,
+    poll_interval: Duration,
+    /// Queues that may have no job in hand any more.
+    idle_queues: Vec<i32>,
     closed: bool,
 }
 
@@ -68,12 +74,48 @@ struct State {
 struct UnderWay {
     began: u64,
     wanted: usize,
+    limited: bool,
 }
 
-/// The jobs of a queue that wait behind the one that is ready or running.
+/// A queue that this worker holds.
 #[derive(Default)]
 struct Queue {
+    /// Whether one of its jobs runs or may run next. The others wait behind it.
+    has_head: bool,
     behind: VecDeque<Waiting>,
+    /// How many of its jobs are to be reported, being reported, or blocked.
+    unreported: usize,
+}
+
+impl Queue {
+    fn is_idle(&self) -> bool {
+        !self.has_head && self.behind.is_empty()
+    }
+
+    /// The rule: a report frees a queue if none of its jobs is in hand, the report carries all that are unreported, and it
+    /// gives none of them back. The claim in the same exchange would not see a job that goes back, and take later ones first.
+    fn may_be_freed_by(&self, report: OfQueue) -> bool {
+        self.is_idle() && self.unreported == report.jobs && !report.gives_back
+    }
+}
+
+/// What a report says of a queue.
+#[derive(Clone, Copy, Default)]
+struct OfQueue {
+    jobs: usize,
+    gives_back: bool,
+}
+
+fn of_queues(report: &Report) -> HashMap<i32, OfQueue> {
+    let mut of_queues: HashMap<i32, OfQueue> = HashMap::new();
+    for ended in &report.ended {
+        if let Some(queue) = ended.job.job_queue_id {
+            let of_queue = of_queues.entry(queue).or_default();
+            of_queue.jobs += 1;
+            of_queue.gives_back |= matches!(ended.settlement, Settlement::GiveBack(_));
+        }
+    }
+    of_queues
 }
 
 struct Waiting {
@@ -128,7 +170,11 @@ enum Next {
 }
 
 impl Hand {
-    pub(crate) fn new(mut new_tasks: watch::Receiver<Arc<Tasks>>, concurrency: usize) -> Hand {
+    pub(crate) fn new(
+        mut new_tasks: watch::Receiver<Arc<Tasks>>,
+        concurrency: usize,
+        poll_interval: Duration,
+    ) -> Hand {
         let tasks = new_tasks.borrow_and_update().clone();
         Hand {
             state: Mutex::new(State {
@@ -141,15 +187,16 @@ impl Hand {
                 over_limit: HashMap::new(),
                 running: HashMap::new(),
                 running_of_task: HashMap::new(),
-                report: Report::default(),
-                aside: Report::default(),
-                look_aside_at: Instant::now(),
+                report: Vec::new(),
+                blocked: Vec::new(),
+                blocked_until: Instant::now(),
+                blocked_pause: FIRST_BLOCKED_PAUSE,
                 replies: 0,
                 first: None,
                 second: None,
-                more: false,
-                look: false,
-                free_next: Vec::new(),
+                next_claim: NextClaim::new(),
+                poll_interval,
+                idle_queues: Vec::new(),
                 closed: false,
             }),
             job_ready: Notify::new(),
@@ -185,9 +232,9 @@ impl Hand {
         if state.closed {
             return Next::Leave;
         }
-        let ended = state.report.ended.len();
+        let ended = state.report.len();
         let started = state.start();
-        if state.report.ended.len() > ended {
+        if state.report.len() > ended {
             // Jobs go back because their task was removed.
             self.exchange_due.notify_one();
         }
@@ -218,98 +265,106 @@ impl Hand {
         settlement
     }
 
-    /// Begins an exchange, if there is anything to report, or to `look` for: the report, and how many jobs to claim.
-    pub(crate) fn begin(&self, lane: Lane, look: bool) -> Option<(Report, usize)> {
+    /// Begins an exchange, if there is anything to report or a claim is due: the report, and how many jobs to claim.
+    pub(crate) fn begin(&self, lane: Lane, limited: bool) -> Option<(Report, usize)> {
         let mut state = self.state();
+        let now = Instant::now();
         let (report, wanted) = match lane {
             Lane::First => {
-                state.give_back_what_waited_too_long();
-                let (report, wanted) = (state.report_of_first_lane(), state.wanted());
-                if report.is_empty() && !((look || state.look) && wanted > 0) {
+                state.release_what_waited_too_long(now);
+                state.report_blocked_again(now);
+                let wanted = state.wanted();
+                let report = state.report_of_first_lane();
+                if report.is_empty() && !(wanted > 0 && state.next_claim.is_due(now)) {
                     return None;
                 }
-                state.look &= wanted == 0;
+                if wanted > 0 {
+                    state.next_claim.begin(now);
+                }
                 (report, wanted)
             }
             Lane::Second => {
-                let wanted = if look && state.more { state.wanted() } else { 0 };
+                let wanted = if !limited && state.next_claim.is_backlog() { state.wanted() } else { 0 };
                 let report = state.report_of_second_lane();
                 if report.ended.len() < WORTH_A_LANE && wanted < WORTH_A_LANE {
-                    state.report.put_back(report);
+                    state.put_back(report);
                     return None;
                 }
                 (report, wanted)
             }
         };
-        *state.under_way(lane) = Some(UnderWay { began: state.replies, wanted });
+        *state.under_way(lane) = Some(UnderWay { began: state.replies, wanted, limited });
         if lane == Lane::First && state.is_much_to_do() {
             self.second_lane_due.notify_one();
         }
         Some((report, wanted))
     }
 
-    /// Ends an exchange whose report is written: takes the jobs it has brought.
-    pub(crate) fn receive(&self, lane: Lane, jobs: Vec<Job>) {
-        let count = jobs.len();
-        {
+    /// Ends an exchange that was answered: takes the jobs it has brought. Returns the report without the jobs that were
+    /// not written.
+    pub(crate) fn receive(&self, lane: Lane, report: Report, answer: Answer) -> Report {
+        let count = answer.jobs.len();
+        let report = {
             let mut state = self.state();
+            let now = Instant::now();
             if let Some(ended) = state.under_way(lane).take()
                 && ended.wanted > 0
             {
-                state.more = count >= ended.wanted;
-                state.look |= lane == Lane::Second && state.more;
+                let result = ClaimResult {
+                    wanted: ended.wanted,
+                    got: count,
+                    limited: ended.limited,
+                    contended: answer.contended,
+                };
+                let poll_interval = state.poll_interval;
+                match lane {
+                    Lane::First => state.next_claim.finish(result, now, poll_interval),
+                    Lane::Second => state.next_claim.finish_beside(result, now),
+                }
             }
-            state.receive(jobs);
+            let report = state.written(report, &answer, now);
+            state.receive(answer.jobs);
             if state.closed {
-                state.give_back_waiting(|_| true);
+                state.release_waiting(|_| true);
             }
-        }
+            report
+        };
         if lane == Lane::Second {
             self.exchange_due.notify_one();
         }
         for _ in 0..count {
             self.job_ready.notify_one();
         }
+        report
     }
 
     /// Ends an exchange whose report could not be written.
     pub(crate) fn not_written(&self, lane: Lane, report: Report) {
         let mut state = self.state();
         *state.under_way(lane) = None;
-        state.look |= lane == Lane::Second;
-        state.report.put_back(report);
+        state.next_claim.wake(Instant::now());
+        state.put_back(report);
         drop(state);
         self.exchange_due.notify_one();
     }
 
-    /// Ends the first lane's exchange, whose report could not be written because the rows of some jobs are `held`.
-    pub(crate) fn set_aside(&self, report: Report, held: &HashSet<i64>) {
-        let mut state = self.state();
-        state.first = None;
-        // Those that were to be free with the next report still are, not with this one.
-        let mut later: Vec<i32> =
-            state.report.free_queues.extract_if(.., |queue| report.concerns_queue(*queue)).collect();
-        state.free_next.append(&mut later);
-        state.report.put_back(report);
-        state.put_aside(held);
-        drop(state);
-        self.exchange_due.notify_one();
+    /// There may be new jobs: a claim is due.
+    pub(crate) fn wake_claim(&self) {
+        self.state().next_claim.wake(Instant::now());
     }
 
-    /// The jobs that were set aside, when it is time to look whether they still have to be.
-    pub(crate) fn what_was_set_aside(&self) -> Option<Vec<i64>> {
+    /// A job will be due at this time.
+    pub(crate) fn claim_not_after(&self, at: Instant) {
+        self.state().next_claim.not_after(at);
+    }
+
+    /// When the next exchange is to begin, if nothing else happens before.
+    pub(crate) fn next_exchange_at(&self) -> Option<Instant> {
         let state = self.state();
-        let is_time = !state.aside.is_empty() && state.look_aside_at <= Instant::now();
-        is_time.then(|| state.aside.ids().collect())
-    }
-
-    /// Of what was set aside, only what is `held` still stays there.
-    pub(crate) fn take_back(&self, held: &HashSet<i64>) {
-        let mut state = self.state();
-        let mut aside = std::mem::take(&mut state.aside);
-        state.free_next.append(&mut aside.free_queues);
-        state.report.put_back(aside);
-        state.put_aside(held);
+        let claim = (state.wanted() > 0).then(|| state.next_claim.at());
+        let blocked = (!state.blocked.is_empty()).then_some(state.blocked_until);
+        let release = state.waiting().map(|waiting| waiting.since + LONGEST_WAIT).min();
+        [claim, blocked, release].into_iter().flatten().min()
     }
 
     /// How many more jobs each limited task may have in hand.
@@ -333,12 +388,22 @@ impl Hand {
         self.state().pace.round_trip(took);
     }
 
-    /// Whether nothing waits, runs, is to be reported, or is under way.
+    /// Whether nothing waits, runs, is to be reported, or is under way, and no queue is held.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state();
         let under_way = state.first.is_some() || state.second.is_some();
-        let is_all_reported = state.report.is_empty() && state.aside.is_empty() && state.free_next.is_empty();
+        let is_all_reported = state.report.is_empty() && state.blocked.is_empty() && state.queues.is_empty();
         state.in_hand() == 0 && is_all_reported && !under_way
+    }
+
+    /// Whether other transactions have kept rows locked for longer than a claim takes.
+    pub(crate) fn is_blocked_for_long(&self) -> bool {
+        self.state().blocked_pause >= LONGEST_BLOCKED_PAUSE
+    }
+
+    /// The jobs that were reported in vain, because another transaction has locked their rows.
+    pub(crate) fn blocked(&self) -> Vec<i64> {
+        self.state().blocked.iter().map(|ended| ended.job.id).collect()
     }
 
     /// Jobs that have run for so long, and their queues.
@@ -350,12 +415,6 @@ impl Hand {
         (jobs.iter().map(|job| job.id).collect(), queues)
     }
 
-    /// Whether there are jobs that wait for a slot, or for somebody else's transaction.
-    pub(crate) fn has_something_waiting(&self) -> bool {
-        let state = self.state();
-        state.in_hand() > state.running.len() || !state.aside.is_empty()
-    }
-
     /// Takes those of the jobs that were claimed without our knowledge: that neither wait, nor run, nor have ended.
     pub(crate) fn receive_unknown(&self, mut jobs: Vec<Job>) {
         if jobs.is_empty() {
@@ -365,18 +424,19 @@ impl Hand {
             let state = self.state();
             let waiting = state.waiting().map(|waiting| waiting.job.id);
             let known = waiting.chain(state.running.keys().copied());
-            let known: HashSet<i64> = known.chain(state.report.ids()).chain(state.aside.ids()).collect();
+            let ended = state.report.iter().chain(&state.blocked).map(|ended| ended.job.id);
+            let known: HashSet<i64> = known.chain(ended).collect();
             jobs.retain(|job| !known.contains(&job.id));
         }
         self.state().receive(jobs);
         self.job_ready.notify_waiters();
     }
 
-    /// Starts nothing any more, gives back what has not begun, and asks what runs to stop.
+    /// Starts nothing any more, releases what has not begun, and asks what runs to stop.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        state.give_back_waiting(|_| true);
+        state.release_waiting(|_| true);
         for running in state.running.values() {
             running.cancellation.cancel();
         }
@@ -426,53 +486,114 @@ impl State {
     }
 
     fn is_much_to_report(&self) -> bool {
-        self.first.is_some() && self.second.is_none() && self.report.ended.len() >= WORTH_A_LANE
+        self.first.is_some() && self.second.is_none() && self.report.len() >= WORTH_A_LANE
     }
 
     fn is_much_to_do(&self) -> bool {
-        self.is_much_to_report() || (self.second.is_none() && self.more && self.wanted() >= WORTH_A_LANE)
+        self.is_much_to_report() || (self.second.is_none() && self.next_claim.is_backlog() && self.wanted() >= WORTH_A_LANE)
     }
 
-    /// Everything, except what the second lane's claim may stumble over.
+    /// Everything, except what the second lane's claim may stumble over, and the queues that it frees.
     fn report_of_first_lane(&mut self) -> Report {
-        let report = match &self.second {
+        let began = self.second.as_ref().map(|second| second.began);
+        let ended = match began {
             None => std::mem::take(&mut self.report),
-            Some(second) => {
-                let began = second.began;
-                let mut report = self.report.take(|ended| ended.reply <= began);
-                if !self.report.ended.iter().any(|ended| ended.job.job_queue_id.is_some()) {
-                    report.free_queues = std::mem::take(&mut self.report.free_queues);
-                }
-                report
-            }
+            Some(began) => self.take_from_report(|ended| ended.reply <= began),
         };
-        // With jobs of a queue still to be given back, its turn has not come.
-        if !self.report.ended.iter().any(|ended| ended.job.job_queue_id.is_some()) {
-            let free_next = std::mem::take(&mut self.free_next);
-            self.report.free_queues.extend(free_next);
-        }
+        let mut report = Report { ended, free_queues: Vec::new() };
+        report.free_queues = self.free_queues(&report);
         report
     }
 
     /// Jobs that are done and have no queue: those of a queue are the first lane's, which keeps their order.
     fn report_of_second_lane(&mut self) -> Report {
         let began = self.first.as_ref().map_or(u64::MAX, |first| first.began);
-        self.report.take(|ended| {
+        let ended = self.take_from_report(|ended| {
             ended.reply <= began
                 && ended.job.job_queue_id.is_none()
                 && !matches!(ended.settlement, Settlement::GiveBack(_))
-        })
+        });
+        Report { ended, free_queues: Vec::new() }
     }
 
-    /// Takes the jobs whose rows are `held` out of the report. Their queues stay locked as long, so that no later job of a
-    /// queue comes before one that goes back to it.
-    fn put_aside(&mut self, held: &HashSet<i64>) {
-        self.aside.put_back(self.report.take(|ended| held.contains(&ended.job.id)));
-        for queues in [&mut self.report.free_queues, &mut self.free_next] {
-            let mut locked = queues.extract_if(.., |queue| self.aside.concerns_queue(*queue)).collect();
-            self.aside.free_queues.append(&mut locked);
+    fn take_from_report(&mut self, wanted: impl Fn(&Ended) -> bool) -> Vec<Ended> {
+        let (taken, kept) = std::mem::take(&mut self.report).into_iter().partition(wanted);
+        self.report = kept;
+        taken
+    }
+
+    /// The queues that this report frees. They are not held from now on, unless it cannot be written.
+    fn free_queues(&mut self, report: &Report) -> Vec<i32> {
+        if self.idle_queues.is_empty() {
+            return Vec::new();
         }
-        self.look_aside_at = Instant::now() + ASIDE_INTERVAL;
+        let of_queues = of_queues(report);
+        let (mut free, mut kept) = (Vec::new(), Vec::new());
+        for id in std::mem::take(&mut self.idle_queues) {
+            match self.queues.get(&id) {
+                Some(queue) if queue.may_be_freed_by(of_queues.get(&id).copied().unwrap_or_default()) => {
+                    self.queues.remove(&id);
+                    free.push(id);
+                }
+                Some(queue) if queue.is_idle() => kept.push(id),
+                _ => {}
+            }
+        }
+        self.idle_queues = kept;
+        free
+    }
+
+    /// Puts a report that was not written before what has come since.
+    fn put_back(&mut self, mut report: Report) {
+        for id in std::mem::take(&mut report.free_queues) {
+            let unreported = report.ended.iter().filter(|ended| ended.job.job_queue_id == Some(id)).count();
+            self.hold_again(id, unreported);
+        }
+        report.ended.append(&mut self.report);
+        self.report = report.ended;
+    }
+
+    /// A queue that was to be freed is not free.
+    fn hold_again(&mut self, id: i32, unreported: usize) {
+        self.queues.entry(id).or_default().unreported += unreported;
+        self.idle_queues.push(id);
+    }
+
+    /// Takes note that a report was written, except for the rows that others have locked: those are reported again later.
+    fn written(&mut self, mut report: Report, answer: &Answer, now: Instant) -> Report {
+        let is_blocked = |ended: &mut Ended| answer.blocked_jobs.contains(&ended.job.id);
+        let mut blocked: Vec<Ended> = match answer.blocked_jobs.is_empty() {
+            true => Vec::new(),
+            false => report.ended.extract_if(.., is_blocked).collect(),
+        };
+        let freed: HashSet<i32> = report.free_queues.iter().copied().collect();
+        for id in report.ended.iter().filter_map(|ended| ended.job.job_queue_id) {
+            // One that was freed by this report is not held any more, or was claimed again since.
+            if let Some(queue) = self.queues.get_mut(&id).filter(|_| !freed.contains(&id)) {
+                queue.unreported -= 1;
+            }
+        }
+        for id in &answer.blocked_queues {
+            let unreported = blocked.iter().filter(|ended| ended.job.job_queue_id == Some(*id)).count();
+            self.hold_again(*id, unreported);
+        }
+        if blocked.is_empty() {
+            if self.blocked.is_empty() {
+                self.blocked_pause = FIRST_BLOCKED_PAUSE;
+            }
+        } else {
+            self.blocked.append(&mut blocked);
+            self.blocked_until = now + self.blocked_pause;
+            self.blocked_pause = (self.blocked_pause * 2).min(LONGEST_BLOCKED_PAUSE);
+        }
+        report
+    }
+
+    fn report_blocked_again(&mut self, now: Instant) {
+        if !self.blocked.is_empty() && self.blocked_until <= now {
+            let mut blocked = std::mem::take(&mut self.blocked);
+            self.report.append(&mut blocked);
+        }
     }
 
     fn receive(&mut self, jobs: Vec<Job>) {
@@ -483,13 +604,14 @@ impl State {
         for waiting in jobs {
             match waiting.job.job_queue_id {
                 None => self.ready.push(Reverse(waiting)),
-                Some(queue) => match self.queues.get_mut(&queue) {
-                    Some(queue) => queue.behind.push_back(waiting),
-                    None => {
-                        self.queues.insert(queue, Queue::default());
+                Some(queue) => {
+                    let queue = self.queues.entry(queue).or_default();
+                    if std::mem::replace(&mut queue.has_head, true) {
+                        queue.behind.push_back(waiting);
+                    } else {
                         self.ready.push(Reverse(waiting));
                     }
-                },
+                }
             }
         }
     }
@@ -498,7 +620,7 @@ impl State {
     fn take_new_tasks(&mut self) {
         if self.new_tasks.has_changed().unwrap_or(false) {
             self.tasks = self.new_tasks.borrow_and_update().clone();
-            self.give_back_removed();
+            self.release_removed();
         }
     }
 
@@ -510,7 +632,7 @@ impl State {
             let Some(task) = self.tasks.get(&identifier).cloned() else {
                 // It was claimed just before its task was removed.
                 self.ready.push(Reverse(waiting));
-                self.give_back_removed();
+                self.release_removed();
                 continue;
             };
             let limit = task.options.max_concurrent;
@@ -549,38 +671,38 @@ impl State {
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
             self.ready.push(Reverse(next));
         }
-        self.report.ended.push(Ended { job: job.clone(), reply: running.reply, settlement, result });
+        self.report.push(Ended { job: job.clone(), reply: running.reply, settlement, result });
         self.pass_queue_on(job);
     }
 
-    /// A job of a queue is out of our hands: its next one is ready, or the queue is free.
+    /// The head of a queue is to be reported: the next job is ready, or the queue is idle.
     fn pass_queue_on(&mut self, job: &Job) {
         let Some(id) = job.job_queue_id else { return };
-        match self.queues.get_mut(&id).and_then(|queue| queue.behind.pop_front()) {
+        let queue = self.queues.entry(id).or_default();
+        queue.unreported += 1;
+        match queue.behind.pop_front() {
             Some(next) => self.ready.push(Reverse(next)),
             None => {
-                self.queues.remove(&id);
-                let report = if self.aside.concerns_queue(id) { &mut self.aside } else { &mut self.report };
-                report.free_queues.push(id);
+                queue.has_head = false;
+                self.idle_queues.push(id);
             }
         }
     }
 
-    fn give_back_what_waited_too_long(&mut self) {
-        let now = Instant::now();
-        if self.waiting().any(|waiting| now - waiting.since > LONGEST_WAIT) {
-            self.give_back_waiting(|waiting| now - waiting.since > LONGEST_WAIT);
+    fn release_what_waited_too_long(&mut self, now: Instant) {
+        if self.waiting().any(|waiting| now - waiting.since >= LONGEST_WAIT) {
+            self.release_waiting(|waiting| now - waiting.since >= LONGEST_WAIT);
         }
     }
 
-    /// Gives back the jobs that have not begun and whose task is no longer there.
-    fn give_back_removed(&mut self) {
+    /// Releases the jobs that have not begun and whose task is no longer there.
+    fn release_removed(&mut self) {
         let tasks = self.tasks.clone();
-        self.give_back_waiting(|waiting| !tasks.contains_key(&waiting.job.task_identifier));
+        self.release_waiting(|waiting| !tasks.contains_key(&waiting.job.task_identifier));
     }
 
-    /// Gives back the jobs that have not begun and that `unwanted` names; of a queue all or none, to keep their order.
-    fn give_back_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
+    /// Releases the jobs that have not begun and that `unwanted` names; of a queue all or none, to keep their order.
+    fn release_waiting(&mut self, unwanted: impl Fn(&Waiting) -> bool) {
         let mut back: Vec<Waiting> = Vec::new();
         for queue in self.queues.values_mut() {
             if queue.behind.iter().any(&unwanted) {
@@ -593,16 +715,20 @@ impl State {
         self.ready = kept.into_iter().map(Reverse).collect();
         for waiting in unwanted {
             if let Some(id) = waiting.job.job_queue_id
-                && let Some(queue) = self.queues.remove(&id)
+                && let Some(queue) = self.queues.get_mut(&id)
             {
-                back.extend(queue.behind);
-                self.free_next.push(id);
+                queue.has_head = false;
+                back.extend(std::mem::take(&mut queue.behind));
+                self.idle_queues.push(id);
             }
             back.push(waiting);
         }
         for waiting in back {
-            let settlement = settle::hand_back(&waiting.job);
-            self.report.ended.push(Ended { job: waiting.job, reply: waiting.reply, settlement, result: None });
+            if let Some(queue) = waiting.job.job_queue_id.and_then(|id| self.queues.get_mut(&id)) {
+                queue.unreported += 1;
+            }
+            let settlement = settle::release(&waiting.job);
+            self.report.push(Ended { job: waiting.job, reply: waiting.reply, settlement, result: None });
         }
     }
 }
@@ -612,20 +738,46 @@ mod tests {
     use super::*;
     use crate::TaskOptions;
 
-    fn hand() -> Hand {
-        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
-        Hand::new(
-            watch::Sender::new(Arc::new(Tasks::from([("t".into(), Arc::new(task))]))).subscribe(),
-            4 * WORTH_A_LANE,
-        )
+    fn tasks(names: &[&str]) -> Arc<Tasks> {
+        let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
+        Arc::new(names.iter().map(|name| ((*name).into(), Arc::new(task(name)))).collect())
     }
 
-    fn receive(hand: &Hand, lane: Lane, ids: std::ops::Range<i64>, queue: Option<i32>) {
-        hand.receive(lane, ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect());
+    fn hand_with(tasks: &watch::Sender<Arc<Tasks>>) -> Hand {
+        Hand::new(tasks.subscribe(), 4 * WORTH_A_LANE, Duration::from_secs(2))
+    }
+
+    fn hand() -> Hand {
+        hand_with(&watch::Sender::new(tasks(&["t"])))
+    }
+
+    fn of_queue(queue: Option<i32>, ids: std::ops::Range<i64>) -> Answer {
+        let jobs = ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect();
+        Answer { jobs, ..Answer::default() }
+    }
+
+    fn blocked(jobs: &[i64], queues: &[i32]) -> Answer {
+        let (blocked_jobs, blocked_queues) = (jobs.iter().copied().collect(), queues.to_vec());
+        Answer { blocked_jobs, blocked_queues, ..Answer::default() }
+    }
+
+    /// An exchange of this lane, with whatever there is to report.
+    fn exchange(hand: &Hand, lane: Lane, answer: Answer) -> Report {
+        let (report, _) = hand.begin(lane, false).expect("an exchange");
+        hand.receive(lane, report, answer)
+    }
+
+    fn claim(hand: &Hand, queue: Option<i32>, ids: std::ops::Range<i64>) {
+        hand.wake_claim();
+        exchange(hand, Lane::First, of_queue(queue, ids));
+    }
+
+    fn start(hand: &Hand) -> Option<Running> {
+        hand.state().start()
     }
 
     fn finish_all(hand: &Hand) {
-        while let Some(running) = { hand.state().start() } {
+        while let Some(running) = start(hand) {
             hand.finished(&running, Outcome::Done);
         }
     }
@@ -634,21 +786,31 @@ mod tests {
         begun.map_or(Vec::new(), |(report, _)| report.ids().collect())
     }
 
+    fn given_back(report: &Report) -> Vec<i64> {
+        let back = report.ended.iter().filter(|ended| matches!(ended.settlement, Settlement::GiveBack(_)));
+        back.map(|ended| ended.job.id).collect()
+    }
+
+    /// As if all that wait had waited too long.
+    fn wait_too_long(hand: &Hand) {
+        hand.state().release_waiting(|_| true);
+    }
+
     const MANY: i64 = WORTH_A_LANE as i64;
 
     #[test]
     fn a_job_is_reported_only_when_what_was_under_way_when_it_came_is_over() {
         let hand = hand();
-        assert!(hand.begin(Lane::First, true).is_some());
-        receive(&hand, Lane::First, 0..MANY, None);
+        claim(&hand, None, 0..MANY);
         finish_all(&hand);
-        // The first lane's claim began before these jobs came...
-        assert_eq!(ids(hand.begin(Lane::First, true)), (0..MANY).collect::<Vec<_>>());
-        receive(&hand, Lane::Second, MANY..2 * MANY, None);
+        // The first lane's claim began before the next jobs came...
+        let (report, _) = hand.begin(Lane::First, false).expect("a report");
+        assert_eq!(report.ids().collect::<Vec<_>>(), (0..MANY).collect::<Vec<_>>());
+        hand.receive(Lane::Second, Report::default(), of_queue(None, MANY..2 * MANY));
         finish_all(&hand);
-        // ...so the second lane keeps its hands off them,
+        // ...so the second lane leaves them alone,
         assert!(hand.begin(Lane::Second, false).is_none());
-        receive(&hand, Lane::First, 0..0, None);
+        hand.receive(Lane::First, report, Answer::default());
         // and when that is over, either may report them.
         assert_eq!(ids(hand.begin(Lane::Second, false)), (MANY..2 * MANY).collect::<Vec<_>>());
         assert!(!hand.is_empty(), "what is under way is in hand");
@@ -657,9 +819,9 @@ mod tests {
     #[test]
     fn the_second_lane_leaves_queues_and_what_goes_back_to_the_first() {
         let hand = hand();
-        receive(&hand, Lane::First, 0..MANY, Some(7));
-        receive(&hand, Lane::First, MANY..2 * MANY, None);
-        let failed = { hand.state().start() }.expect("a job");
+        claim(&hand, Some(7), 0..MANY);
+        claim(&hand, None, MANY..2 * MANY);
+        let failed = start(&hand).expect("a job");
         finish_all(&hand);
         let error = crate::TaskError::new("oops");
         hand.finished(&failed, Outcome::Failed { error, remaining: None });
@@ -667,78 +829,165 @@ mod tests {
         let unqueued = ids(hand.begin(Lane::Second, false));
         assert!(unqueued.iter().all(|id| *id >= MANY && *id != failed.job.id), "{unqueued:?}");
         let (report, _) = hand.begin(Lane::First, false).expect("a report");
-        assert_eq!(report.free_queues, [7]);
         assert_eq!(report.ended.len() + unqueued.len(), 2 * WORTH_A_LANE);
     }
 
     #[test]
-    fn a_claim_of_the_second_lane_that_came_to_nothing_is_looked_for_by_the_first() {
+    fn a_claim_of_the_second_lane_that_came_to_nothing_is_made_by_the_first() {
         let hand = hand();
-        receive(&hand, Lane::First, 0..MANY, None);
+        claim(&hand, None, 0..MANY);
         finish_all(&hand);
-        assert!(hand.begin(Lane::Second, false).is_some());
-        receive(&hand, Lane::Second, 0..0, None);
-        assert!(hand.begin(Lane::First, false).is_none(), "nothing to report, nothing to look for");
+        exchange(&hand, Lane::Second, Answer::default());
+        assert!(hand.begin(Lane::First, false).is_none(), "nothing to report, and no claim is due");
         hand.not_written(Lane::Second, Report::default());
         assert!(hand.begin(Lane::First, false).is_some_and(|(_, wanted)| wanted > 0));
     }
 
     #[test]
-    fn jobs_whose_task_is_removed_go_back_unless_they_have_begun() {
-        let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
-        let tasks =
-            |names: &[&str]| Arc::new(names.iter().map(|name| ((*name).into(), Arc::new(task(name)))).collect());
+    fn jobs_whose_task_is_removed_are_released_unless_they_have_begun() {
         let now = watch::Sender::new(tasks(&["t", "u"]));
-        let hand = Hand::new(now.subscribe(), 3);
+        let hand = hand_with(&now);
         let of_u = |id| Job { task_identifier: "u".into(), ..Job::example(id) };
-        hand.receive(Lane::First, vec![Job::example(1), Job::example(2), of_u(3)]);
-        let begun = { hand.state().start() }.expect("a job");
+        let claimed = |jobs| Answer { jobs, ..Answer::default() };
+        exchange(&hand, Lane::First, claimed(vec![Job::example(1), Job::example(2), of_u(3)]));
+        let begun = start(&hand).expect("a job");
         now.send_replace(tasks(&["u"]));
-        let next = { hand.state().start() }.expect("a job");
+        let next = start(&hand).expect("a job");
         assert_eq!((begun.job.id, next.job.id), (1, 3));
-        hand.receive(Lane::First, vec![Job::example(4)]);
-        assert!({ hand.state().start() }.is_none(), "it was claimed too early to know");
+        hand.receive(Lane::First, Report::default(), claimed(vec![Job::example(4)]));
+        assert!(start(&hand).is_none(), "it was claimed too early to know");
         hand.finished(&begun, Outcome::Done);
         let (report, _) = hand.begin(Lane::First, false).expect("a report");
         let settled: Vec<_> = report.ended.iter().map(|ended| (ended.job.id, ended.settlement.clone())).collect();
-        let back = |id| (id, settle::hand_back(&Job::example(id)));
-        assert_eq!(settled, [back(2), back(4), (1, Settlement::Complete)]);
+        let released = |id| (id, settle::release(&Job::example(id)));
+        assert_eq!(settled, [released(2), released(4), (1, Settlement::Complete)]);
     }
 
     #[test]
-    fn a_report_that_was_not_written_comes_again() {
+    fn a_report_that_was_not_written_comes_again_and_holds_its_queues() {
         let hand = hand();
-        receive(&hand, Lane::First, 0..MANY, None);
+        claim(&hand, Some(7), 1..3);
         finish_all(&hand);
-        let (report, _) = hand.begin(Lane::Second, false).expect("a report");
-        hand.not_written(Lane::Second, report);
-        assert_eq!(ids(hand.begin(Lane::First, false)).len(), WORTH_A_LANE);
+        for _ in 0..2 {
+            let (report, _) = hand.begin(Lane::First, false).expect("a report");
+            assert_eq!((report.ids().collect::<Vec<_>>(), &report.free_queues[..]), (vec![1, 2], &[7][..]));
+            hand.not_written(Lane::First, report);
+            assert!(!hand.is_empty());
+        }
+        exchange(&hand, Lane::First, Answer::default());
+        assert!(hand.is_empty());
     }
 
     #[test]
-    fn what_is_held_waits_and_its_queue_stays_locked() {
+    fn a_queue_may_be_freed_only_if_nothing_of_it_is_left_and_nothing_goes_back() {
+        let queue = |has_head, unreported| Queue { has_head, unreported, ..Queue::default() };
+        let report = |jobs, gives_back| OfQueue { jobs, gives_back };
+        assert!(queue(false, 0).may_be_freed_by(report(0, false)));
+        assert!(queue(false, 2).may_be_freed_by(report(2, false)));
+        assert!(!queue(false, 2).may_be_freed_by(report(1, false)), "one is blocked, or left for a later report");
+        assert!(!queue(false, 2).may_be_freed_by(report(2, true)), "one goes back");
+        assert!(!queue(true, 0).may_be_freed_by(report(0, false)), "one runs");
+        let mut behind = queue(false, 0);
+        behind.behind.push_back(Waiting::new(Job::example(1), 0, Instant::now()));
+        assert!(!behind.may_be_freed_by(report(0, false)));
+    }
+
+    #[test]
+    fn a_queue_is_freed_after_the_report_that_releases_its_jobs_not_by_it() {
         let hand = hand();
-        assert!(hand.begin(Lane::First, true).is_some());
-        receive(&hand, Lane::First, 1..3, Some(7));
-        receive(&hand, Lane::First, 3..4, None);
+        claim(&hand, Some(7), 1..4);
+        let head = start(&hand).expect("the first job of the queue");
+        // The jobs behind it have waited too long, and it ends before that is reported.
+        wait_too_long(&hand);
+        hand.finished(&head, Outcome::Done);
+        let report = exchange(&hand, Lane::First, Answer::default());
+        assert_eq!((given_back(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
+        let report = exchange(&hand, Lane::First, Answer::default());
+        assert_eq!((report.ended.len(), &report.free_queues[..]), (0, &[7][..]));
+        assert!(hand.is_empty());
+    }
+
+    #[test]
+    fn a_queue_is_not_freed_while_a_slow_second_lane_keeps_its_jobs_from_being_reported() {
+        let hand = hand();
+        claim(&hand, None, 100..100 + MANY);
         finish_all(&hand);
-        let held = HashSet::from([1]);
-        let (report, _) = hand.begin(Lane::First, false).expect("three jobs to report");
-        assert_eq!(report.free_queues, [7]);
-        hand.set_aside(report, &held);
-        let (report, _) = hand.begin(Lane::First, false).expect("those that nobody holds");
-        assert_eq!(report.ids().collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(report.free_queues, [] as [i32; 0]);
-        hand.receive(Lane::First, Vec::new());
+        // The second lane is on its way while the jobs of the queue come.
+        let (beside, _) = hand.begin(Lane::Second, false).expect("a report of the second lane");
+        claim(&hand, Some(7), 1..4);
+        let head = start(&hand).expect("the first job of the queue");
+        wait_too_long(&hand);
+        assert!(hand.begin(Lane::First, false).is_none(), "they wait until the second lane is back");
+        hand.finished(&head, Outcome::Done);
+        hand.receive(Lane::Second, beside, Answer::default());
+        let report = exchange(&hand, Lane::First, Answer::default());
+        assert_eq!((given_back(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
+        assert_eq!(exchange(&hand, Lane::First, Answer::default()).free_queues, [7]);
+    }
+
+    #[test]
+    fn a_queue_whose_task_is_removed_is_freed_after_its_jobs_are_released() {
+        let now = watch::Sender::new(tasks(&["t", "u"]));
+        let hand = hand_with(&now);
+        let job = |id, task: &str| Job { task_identifier: task.into(), job_queue_id: Some(7), ..Job::example(id) };
+        let jobs = vec![job(1, "u"), job(2, "t"), job(3, "u")];
+        exchange(&hand, Lane::First, Answer { jobs, ..Answer::default() });
+        let head = start(&hand).expect("the first job of the queue");
+        now.send_replace(tasks(&["u"]));
+        assert!(start(&hand).is_none());
+        hand.finished(&head, Outcome::Done);
+        let report = exchange(&hand, Lane::First, Answer::default());
+        assert_eq!((given_back(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
+        assert_eq!(exchange(&hand, Lane::First, Answer::default()).free_queues, [7]);
+    }
+
+    #[test]
+    fn a_queue_stays_locked_while_one_of_its_jobs_is_blocked() {
+        let hand = hand();
+        claim(&hand, Some(7), 1..3);
+        claim(&hand, None, 3..4);
+        finish_all(&hand);
+        let written = exchange(&hand, Lane::First, blocked(&[1], &[7]));
+        assert_eq!(written.ids().collect::<Vec<_>>(), [2, 3]);
         assert!(hand.begin(Lane::First, false).is_none() && !hand.is_empty());
-        hand.take_back(&held);
-        assert!(hand.begin(Lane::First, false).is_none(), "it is held still");
-        hand.take_back(&HashSet::new());
-        assert_eq!(ids(hand.begin(Lane::First, false)), [1]);
-        hand.receive(Lane::First, Vec::new());
-        let (report, _) = hand.begin(Lane::First, false).expect("the queue, when its job is written");
+        assert_eq!(hand.blocked(), [1]);
+        hand.state().blocked_until = Instant::now();
+        let (report, _) = hand.begin(Lane::First, false).expect("it is reported again");
+        assert_eq!((report.ids().collect::<Vec<_>>(), &report.free_queues[..]), (vec![1], &[7][..]));
+        hand.receive(Lane::First, report, Answer::default());
+        assert!(hand.is_empty());
+    }
+
+    #[test]
+    fn blocked_jobs_are_reported_again_ever_more_rarely() {
+        let hand = hand();
+        claim(&hand, None, 1..2);
+        finish_all(&hand);
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            exchange(&hand, Lane::First, blocked(&[1], &[]));
+            let mut state = hand.state();
+            pauses.push(state.blocked_pause);
+            state.blocked_until = Instant::now();
+        }
+        assert!(pauses[0] < pauses[1] && pauses[11] == LONGEST_BLOCKED_PAUSE && hand.is_blocked_for_long());
+        exchange(&hand, Lane::First, Answer::default());
+        assert!(hand.is_empty() && !hand.is_blocked_for_long());
+    }
+
+    #[test]
+    fn a_queue_that_is_claimed_again_while_it_is_freed_is_held_again() {
+        let hand = hand();
+        claim(&hand, Some(7), 1..2);
+        finish_all(&hand);
+        let (report, _) = hand.begin(Lane::First, false).expect("a report");
         assert_eq!(report.free_queues, [7]);
-        hand.receive(Lane::First, Vec::new());
+        // The second lane's claim comes right after the first lane's exchange, and its answer is here sooner.
+        hand.receive(Lane::Second, Report::default(), of_queue(Some(7), 2..3));
+        hand.receive(Lane::First, report, Answer::default());
+        finish_all(&hand);
+        let report = exchange(&hand, Lane::First, Answer::default());
+        assert_eq!((report.ids().collect::<Vec<_>>(), &report.free_queues[..]), (vec![2], &[7][..]));
         assert!(hand.is_empty());
     }
 }

@@ -48,6 +48,7 @@ mod inspect;
 mod job;
 mod listener;
 mod migrate;
+mod next_claim;
 mod options;
 mod recovery;
 mod second_lane;

@@ -26,8 +26,17 @@ pub(crate) struct Listener {
     woken: Arc<Notify>,
     /// The schema moves on to where this release must not follow.
     pub(crate) must_leave: MustLeave,
-    may_have_missed: Arc<AtomicBool>,
+    heard: Arc<Heard>,
     task: Option<tokio::task::JoinHandle<()>>,
+}
+
+/// What the worker has to find out by asking the database.
+#[derive(Default)]
+struct Heard {
+    /// Something may have been announced that was not heard.
+    missed: AtomicBool,
+    /// The name of a task was deleted, so that tasks may have other ids.
+    tasks_changed: AtomicBool,
 }
 
 /// Whether the worker has to leave, and why.
@@ -59,9 +68,9 @@ impl Listener {
     pub(crate) fn start(options: PgConnectOptions, surroundings: Arc<Surroundings>) -> Listener {
         let woken = surroundings.utils.added();
         let must_leave = MustLeave::default();
-        let missed = Arc::new(AtomicBool::new(false));
-        let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone(), missed.clone());
-        Listener { woken, must_leave, may_have_missed: missed, task: Some(tokio::spawn(listening)) }
+        let heard = Arc::new(Heard::default());
+        let listening = listen_for_ever(options, surroundings, woken.clone(), must_leave.clone(), heard.clone());
+        Listener { woken, must_leave, heard, task: Some(tokio::spawn(listening)) }
     }
 
     /// Hears only of what this program adds: for poolers that cannot listen. The worker polls.
@@ -69,19 +78,24 @@ impl Listener {
         Listener {
             woken: surroundings.utils.added(),
             must_leave: MustLeave::default(),
-            may_have_missed: Arc::default(),
+            heard: Arc::default(),
             task: None,
         }
     }
 
     /// There was no finding out what was missed.
     pub(crate) fn has_missed_something(&self) {
-        self.may_have_missed.store(true, Ordering::Release);
+        self.heard.missed.store(true, Ordering::Release);
     }
 
     /// Whether something may have been announced that was not heard; asked once, answered once.
     pub(crate) fn may_have_missed_something(&self) -> bool {
-        self.may_have_missed.swap(false, Ordering::AcqRel)
+        self.heard.missed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether tasks may have other ids than before; asked once, answered once.
+    pub(crate) fn tasks_may_have_changed(&self) -> bool {
+        self.heard.tasks_changed.swap(false, Ordering::AcqRel)
     }
 
     /// Whether nothing can be announced to this worker.
@@ -108,7 +122,7 @@ async fn listen_for_ever(
     surroundings: Arc<Surroundings>,
     woken: Arc<Notify>,
     must_leave: MustLeave,
-    missed: Arc<AtomicBool>,
+    heard: Arc<Heard>,
 ) {
     let (worker_id, hooks) = (&surroundings.worker_id, &surroundings.hooks);
     let mut pause = Duration::ZERO;
@@ -124,10 +138,11 @@ async fn listen_for_ever(
                 }
                 let since = Instant::now();
                 // Something may have been added, or announced, while nobody listened.
-                missed.store(true, Ordering::Release);
+                heard.missed.store(true, Ordering::Release);
+                heard.tasks_changed.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || surroundings.event(None)).await;
-                let error = listen(&mut listener, &surroundings, &woken, &must_leave).await;
+                let error = listen(&mut listener, &surroundings, &woken, &must_leave, &heard).await;
                 // One that was closed as soon as it was made is not made again at once.
                 pause = if since.elapsed() > Duration::from_secs(1) { Duration::ZERO } else { longer(pause) };
                 error
@@ -165,7 +180,7 @@ async fn connect(options: &PgConnectOptions, worker_id: &str) -> sqlx::Result<Pg
     let mut listener = PgListener::connect_with(&pool).await?;
     // A lost connection is ours to notice and make anew.
     listener.eager_reconnect(false);
-    listener.listen_all(["jobs:insert", "worker:migrate", &probe_channel(worker_id)]).await?;
+    listener.listen_all(["jobs:insert", "worker:migrate", "worker:tasks", &probe_channel(worker_id)]).await?;
     Ok(listener)
 }
 
@@ -179,8 +194,11 @@ async fn listen(
     surroundings: &Surroundings,
     woken: &Notify,
     must_leave: &MustLeave,
+    heard: &Heard,
 ) -> String {
     let worker_id = &surroundings.worker_id;
+    // What this worker releases is for others: it has no use for it.
+    let own = format!("\"worker\":\"{worker_id}\"");
     let mut probing = false;
     loop {
         let patience = if probing { PROBE_TIMEOUT } else { PROBE_INTERVAL };
@@ -188,7 +206,12 @@ async fn listen(
             Ok(Ok(Some(notification))) => {
                 probing = false;
                 match notification.channel() {
+                    "jobs:insert" if notification.payload().contains(&own) => {}
                     "jobs:insert" => woken.notify_one(),
+                    "worker:tasks" if notification.payload() == surroundings.statements.schema.name() => {
+                        heard.tasks_changed.store(true, Ordering::Release);
+                        woken.notify_one();
+                    }
                     "worker:migrate" => {
                         if let Some(notice) = notice(notification.payload(), &surroundings.statements.schema) {
                             must_leave.tell(notice);

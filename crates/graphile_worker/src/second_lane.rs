@@ -53,28 +53,29 @@ impl SecondLane {
         if lanes.second_lost_an_answer.load(Ordering::Acquire) {
             return Ok(());
         }
-        let look = self.hand.limits().is_empty();
-        let Some((report, jobs)) = self.hand.begin(Lane::Second, look) else { return Ok(()) };
+        let is_limited = !self.hand.limits().is_empty();
+        let Some((report, jobs)) = self.hand.begin(Lane::Second, is_limited) else { return Ok(()) };
         let now = self.settings.use_local_time.then(Utc::now);
         let freshness = self.settings.recovery.freshness();
         let wants = Wants { jobs, forbidden_flags, limits: HashMap::new(), now, freshness };
         let mut sent =
-            Sent { report, hand: self.hand.clone(), lanes, answer: Answer::NotWritten, _under_way: under_way };
+            Sent { report, hand: self.hand.clone(), lanes, state: Sending::NotWritten, _under_way: under_way };
         if jobs > 0 {
             self.surroundings.hooks.emit(FetchStart, || self.surroundings.event(None)).await;
         }
-        sent.answer = Answer::Lost;
+        sent.state = Sending::Lost;
         match self.exchange.exchange_once(&sent.report, &wants).await {
-            Ok((jobs, took)) => {
-                sent.answer = Answer::Written;
-                self.hand.measured_round_trip(took);
-                self.hand.receive(Lane::Second, jobs);
-                self.surroundings.tell_written(std::mem::take(&mut sent.report)).await;
+            Ok(answer) => {
+                sent.state = Sending::Answered;
+                self.hand.measured_round_trip(answer.took);
+                let written = self.hand.receive(Lane::Second, std::mem::take(&mut sent.report), answer);
+                drop(sent);
+                self.surroundings.tell_written(written).await;
                 Ok(())
             }
             Err(error) => {
                 if !self.exchange.is_uncertain() {
-                    sent.answer = Answer::NotWritten;
+                    sent.state = Sending::NotWritten;
                 }
                 let text = error.to_string_with_sources();
                 debug!(
@@ -94,23 +95,23 @@ struct Sent {
     report: Report,
     hand: Arc<Hand>,
     lanes: Arc<Lanes>,
-    answer: Answer,
+    state: Sending,
     /// Until the report, or what it brought, is in hand.
     _under_way: OwnedRwLockReadGuard<()>,
 }
 
-enum Answer {
-    Written,
+enum Sending {
     NotWritten,
     Lost,
+    Answered,
 }
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        match self.answer {
-            Answer::Written => return,
-            Answer::NotWritten => {}
-            Answer::Lost => self.lanes.second_lost_an_answer.store(true, Ordering::Release),
+        match self.state {
+            Sending::Answered => return,
+            Sending::NotWritten => {}
+            Sending::Lost => self.lanes.second_lost_an_answer.store(true, Ordering::Release),
         }
         self.hand.not_written(Lane::Second, std::mem::take(&mut self.report));
     }

@@ -29,6 +29,9 @@ pub(crate) struct GiveBack {
     pub(crate) attempts: Attempts,
     /// What is left of a batch.
     pub(crate) payload: Option<String>,
+    /// Of a job that never began: its attempts before the claim. It regains them, and its old `run_at`, even if it was
+    /// replaced by its key meanwhile; if it was removed, its row is deleted.
+    pub(crate) unbegun: Option<i16>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -77,17 +80,14 @@ pub(crate) fn settlement(job: &Job, outcome: Outcome, options: &TaskOptions) -> 
             },
             attempts: if error.retry == Retry::Never { Attempts::Exhaust } else { Attempts::Charge },
             payload: remaining,
+            unbegun: None,
         }),
     }
 }
 
-/// The worker is leaving, or has no use for the job: it goes back as it came.
-pub(crate) fn hand_back(job: &Job) -> Settlement {
-    Settlement::GiveBack(GiveBack {
-        run_at: NextRun::At(job.run_at),
-        attempts: Attempts::Refund,
-        ..GiveBack::default()
-    })
+/// The job has not begun, and the worker is leaving or has no slot for it: it goes back as it came.
+pub(crate) fn release(job: &Job) -> Settlement {
+    Settlement::GiveBack(GiveBack { unbegun: Some(job.attempts.saturating_sub(1)), ..GiveBack::default() })
 }
 
 /// The worker had to leave in the middle of the job: somebody else may begin it again a little later.
@@ -104,7 +104,9 @@ pub(crate) fn interrupted(delay: Duration) -> Settlement {
 pub(crate) fn failed_for_good(job: &Job, settlement: &Settlement) -> bool {
     match settlement {
         Settlement::GiveBack(GiveBack { attempts: Attempts::Exhaust, .. }) => true,
-        Settlement::GiveBack(GiveBack { attempts: Attempts::Charge, .. }) => job.attempts >= job.max_attempts,
+        Settlement::GiveBack(GiveBack { attempts: Attempts::Charge, unbegun: None, .. }) => {
+            job.attempts >= job.max_attempts
+        }
         _ => false,
     }
 }
@@ -176,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn a_snoozed_or_returned_job_gets_its_attempt_back() {
+    fn a_snoozed_or_released_job_gets_its_attempt_back() {
         let snooze = Outcome::Snoozed(TaskOutcome::Snooze(Duration::from_secs(5)));
         assert_eq!(given_back(&job(1), snooze, &TaskOptions::default()).attempts, Attempts::Refund);
-        let Settlement::GiveBack(back) = hand_back(&job(1)) else { panic!() };
-        assert_eq!((back.attempts, back.run_at, back.error), (Attempts::Refund, NextRun::At(job(1).run_at), None));
+        let Settlement::GiveBack(back) = release(&job(3)) else { panic!() };
+        assert_eq!((back.unbegun, back.error), (Some(2), None));
     }
 
     #[test]

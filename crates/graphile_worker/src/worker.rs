@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::context::{Surroundings, WorkerContext};
 use crate::cron::RunningCron;
-use crate::exchange::{Exchange, Exchanged, Lane, Report, Wants};
+use crate::exchange::{Answer, Exchange, Lane, Report, Wants};
 use crate::execute::{Outcome, execute};
 use crate::hand::{Hand, Running};
 use crate::hooks::{
@@ -27,7 +27,7 @@ use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use sqlx::PgConnection;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -49,18 +49,17 @@ const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 const HASTY_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often at most the database is asked for the next job of the future, and how long the worker sleeps at least.
+/// How often at most the database is asked for the next job of the future, unless the last one is due.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
-const SHORTEST_SLEEP: Duration = Duration::from_millis(20);
+
+/// How long `run_once` goes on looking if others have locked the jobs that are due.
+const CONTENTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long runners that were stopped may take to notice.
 const TIME_TO_STOP: Duration = Duration::from_secs(1);
 
 /// How long a worker that was declared dead waits before it tries again to go on.
 const REBIRTH_PAUSE: Duration = Duration::from_secs(1);
-
-/// How often jobs in hand are looked at while nothing else happens.
-const HAND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Runs jobs. Made by [`WorkerOptions::init`](crate::WorkerOptions::init).
 pub struct Worker {
@@ -218,24 +217,54 @@ impl Worker {
         &self.surroundings.worker_id
     }
 
+    /// From `WorkerStart` to `WorkerStop`: each worker that begins tells of both, however it ends.
     async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
-        let mut tasks = self.tasks.subscribe();
-        let identifiers: Vec<Arc<str>> = tasks.borrow_and_update().keys().cloned().collect();
-        let opening = Exchange::open(
+        let hooks = &self.surroundings.hooks;
+        hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
+        let opened = tokio::select! {
+            exchange = self.open_exchange() => exchange.map(Some),
+            () = self.shutdown.leaving.cancelled() => Ok(None),
+        };
+        match opened {
+            Ok(Some(exchange)) => {
+                let mut shift = self.begin_shift(exchange, listener, until, declared_dead);
+                let ended = shift.exchange_until_done().await;
+                shift.leave(ended).await
+            }
+            Ok(None) => {
+                hooks.emit(WorkerShutdown, || self.surroundings.event(None)).await;
+                self.stopped(Ok(())).await
+            }
+            Err(error) => {
+                self.cannot_go_on(&error).await;
+                self.stopped(Err(error)).await
+            }
+        }
+    }
+
+    async fn open_exchange(&self) -> Result<Exchange, Error> {
+        let tasks = self.tasks.borrow().keys().cloned().collect();
+        Exchange::open(
             self.connection.lock().await.take(),
             self.settings.connect_options.clone(),
             self.surroundings.statements.clone(),
             self.surroundings.clone(),
-            &identifiers,
+            tasks,
             self.settings.prepared_statements,
-        );
-        let exchange = tokio::select! {
-            exchange = opening => exchange?,
-            () = self.shutdown.leaving.cancelled() => return Ok(()),
-        };
-        let hooks = &self.surroundings.hooks;
-        let hand = Arc::new(Hand::new(self.tasks.subscribe(), self.settings.concurrency));
-        hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
+        )
+        .await
+    }
+
+    fn begin_shift(
+        &self,
+        mut exchange: Exchange,
+        listener: Listener,
+        until: Until,
+        declared_dead: CancellationToken,
+    ) -> Shift<'_> {
+        let mut tasks = self.tasks.subscribe();
+        exchange.tasks_are(tasks.borrow_and_update().keys().cloned().collect());
+        let hand = Arc::new(Hand::new(self.tasks.subscribe(), self.settings.concurrency, self.settings.poll_interval));
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
             runners.spawn(run_jobs(hand.clone(), self.surroundings.clone()));
@@ -249,7 +278,7 @@ impl Worker {
         let end_of_second_lane = CancellationToken::new();
         let mut second_lane_ends = JoinSet::new();
         second_lane_ends.spawn(second_lane.help_until(end_of_second_lane.clone()));
-        let mut shift = Shift {
+        Shift {
             worker: self,
             tasks,
             hand,
@@ -262,9 +291,22 @@ impl Worker {
             declared_dead,
             asked_at: None,
             due_at: None,
-        };
-        let ended = shift.exchange_until_done().await;
-        shift.leave(ended).await
+            contended_since: None,
+            complained_of_blocked: false,
+        }
+    }
+
+    async fn cannot_go_on(&self, error: &Error) {
+        let text = error.to_string_with_sources();
+        error!(label = "worker", worker_id = self.worker_id(), error = text, "cannot go on");
+        self.surroundings.hooks.emit(WorkerFatalError, || self.surroundings.event(Some(text))).await;
+    }
+
+    async fn stopped(&self, ended: Result<(), Error>) -> Result<(), Error> {
+        let error = ended.as_ref().err().map(Error::to_string_with_sources);
+        self.surroundings.hooks.emit(WorkerStop, || self.surroundings.event(error)).await;
+        debug!(label = "worker", worker_id = self.worker_id(), "stopped");
+        ended
     }
 }
 
@@ -366,6 +408,9 @@ struct Shift<'w> {
     /// When the database was last asked for the next job of the future, and what it said.
     asked_at: Option<Instant>,
     due_at: Option<Instant>,
+    /// Since when all that is due is locked by others.
+    contended_since: Option<Instant>,
+    complained_of_blocked: bool,
 }
 
 impl Shift<'_> {
@@ -381,8 +426,6 @@ impl Shift<'_> {
         if self.until == Until::NothingIsLeft && !self.exchange.jobs_wait() {
             return Ok(());
         }
-        let mut look = true;
-        let mut look_at = Instant::now();
         let mut stale_locks_at = Instant::now();
         let mut fresh_at = Instant::now();
         let mut ledgers_at = Instant::now() + LEDGERS_INTERVAL;
@@ -392,7 +435,6 @@ impl Shift<'_> {
                 fresh_at = Instant::now() + LOCKS_INTERVAL.min(settings.keep_locks_fresh_after);
                 self.exchange.keep_locks_fresh(self.hand.running_for(settings.keep_locks_fresh_after)).await;
             }
-            self.take_back().await;
             let is_time_to_look = self.listener.is_deaf() && ledgers_at <= Instant::now();
             if leave_at.is_none() && (is_time_to_look || self.listener.may_have_missed_something()) {
                 ledgers_at = Instant::now() + LEDGERS_INTERVAL.mul_f64(0.5 + crate::exchange::jitter());
@@ -416,7 +458,11 @@ impl Shift<'_> {
             }
             if self.tasks.has_changed().unwrap_or(false) {
                 self.exchange.tasks_are(self.tasks.borrow_and_update().keys().cloned().collect());
-                look = true;
+                self.hand.wake_claim();
+            }
+            if self.listener.tasks_may_have_changed() {
+                self.exchange.learn_tasks_again();
+                self.hand.wake_claim();
             }
             let forbidden_flags = if leave_at.is_some() {
                 None
@@ -427,8 +473,7 @@ impl Shift<'_> {
                 }
             };
             let limits = self.hand.limits();
-            if let Some((report, room)) = self.hand.begin(Lane::First, look) {
-                let began = Instant::now();
+            if let Some((report, room)) = self.hand.begin(Lane::First, !limits.is_empty()) {
                 let now = settings.use_local_time.then(Utc::now);
                 let freshness = settings.recovery.freshness();
                 let wants = Wants { jobs: room, forbidden_flags, limits, now, freshness };
@@ -449,26 +494,23 @@ impl Shift<'_> {
                     }
                 };
                 let reply = match reply {
-                    Ok(Some(Exchanged::Written(reply))) => reply,
-                    Ok(Some(Exchanged::Held(held))) => {
-                        self.set_aside(report, &held);
-                        continue;
-                    }
+                    Ok(Some(reply)) => reply,
                     ended => {
                         self.hand.not_written(Lane::First, report);
                         return ended.map(|_| ());
                     }
                 };
-                let claimed = reply.jobs.len();
-                self.hand.measured_round_trip(reply.took);
+                let (claimed, contended, clock) =
+                    (reply.answer.jobs.len(), reply.answer.contended, reply.answer.clock);
+                self.hand.measured_round_trip(reply.answer.took);
                 self.hand.receive_unknown(reply.found_again);
-                self.hand.receive(Lane::First, reply.jobs);
+                let written = self.receive(report, reply.answer);
                 drop(reply.under_way);
                 if claimed > 0 {
                     // Their runners begin before this loop asks the database for anything else.
                     tokio::task::yield_now().await;
                 }
-                surroundings.tell_written(report).await;
+                surroundings.tell_written(written).await;
                 if leave_at.is_some() {
                     // What came while we were told to leave.
                     self.hand.close();
@@ -476,15 +518,13 @@ impl Shift<'_> {
                 }
                 if claimed == 0 && room > 0 {
                     hooks.emit(FetchEmpty, || surroundings.event(None)).await;
-                    if self.until == Until::NothingIsLeft && self.hand.is_empty() {
+                    if self.until == Until::NothingIsLeft && self.hand.is_empty() && self.is_nothing_left(contended) {
                         return Ok(());
                     }
                 }
-                // A limited task may have kept others out of sight: with its limit reached, they are in sight.
-                let may_be_more = claimed >= room || (claimed > 0 && !wants.limits.is_empty());
-                look = if room > 0 { may_be_more } else { look };
-                if !look {
-                    look_at = self.next_look(now, began).await;
+                if room > claimed && !contended {
+                    self.contended_since = None;
+                    self.claim_when_due(clock, now).await;
                 }
                 continue;
             }
@@ -493,11 +533,14 @@ impl Shift<'_> {
                 self.exchange.clear_stale_locks().await;
             }
             tokio::select! {
-                () = self.hand.exchange_due.notified() => look |= self.until == Until::NothingIsLeft,
-                () = self.listener.wait() => look = true,
-                () = tokio::time::sleep_until(look_at.into()), if !look && leave_at.is_none() => look = true,
+                () = self.hand.exchange_due.notified() => {
+                    if self.until == Until::NothingIsLeft {
+                        self.hand.wake_claim();
+                    }
+                }
+                () = self.listener.wait() => self.hand.wake_claim(),
+                () = sleep_until(self.hand.next_exchange_at()) => {}
                 () = has_changed(&self.tasks) => {}
-                () = tokio::time::sleep(HAND_INTERVAL), if self.hand.has_something_waiting() => {}
                 () = tokio::time::sleep_until(fresh_at.into()) => {}
                 () = tokio::time::sleep_until(ledgers_at.into()), if self.listener.is_deaf() && leave_at.is_none() => {}
                 () = shutdown.leaving.cancelled(), if leave_at.is_none() => {}
@@ -508,32 +551,52 @@ impl Shift<'_> {
         }
     }
 
-    /// When to look again, if nothing is heard before, after a look that began at this moment.
-    async fn next_look(&mut self, now: Option<DateTime<Utc>>, began: Instant) -> Instant {
-        let poll = self.worker.settings.poll_interval;
+    /// Takes what an exchange has brought. Returns the report without the jobs that were not written.
+    fn receive(&mut self, report: Report, answer: Answer) -> Report {
+        let is_blocked = !answer.blocked_jobs.is_empty();
+        let written = self.hand.receive(Lane::First, report, answer);
+        // Most locks are gone in a moment: those of other workers' claims.
+        if is_blocked && !self.complained_of_blocked && self.hand.is_blocked_for_long() {
+            self.complained_of_blocked = true;
+            warn!(
+                label = "worker",
+                worker_id = self.worker.worker_id(),
+                jobs = ?self.hand.blocked(),
+                "an open transaction has locked the rows of jobs that have ended: their outcomes are written when it ends"
+            );
+        } else if !is_blocked {
+            self.complained_of_blocked = false;
+        }
+        written
+    }
+
+    /// Whether `run_once` is done, after a claim that has brought nothing.
+    fn is_nothing_left(&mut self, contended: bool) -> bool {
+        !contended || self.contended_since.get_or_insert_with(Instant::now).elapsed() >= CONTENTION_TIMEOUT
+    }
+
+    /// Nothing more is due: the next claim is due when the next job is, and at the latest when the poll interval is over.
+    async fn claim_when_due(&mut self, claimed: Option<DateTime<Utc>>, now: Option<DateTime<Utc>>) {
         if !self.hand.has_free_slots() {
-            return Instant::now() + poll;
+            return;
         }
-        if self.asked_at.is_some_and(|asked| asked.elapsed() < ASK_INTERVAL) {
-            // Under load, an exchange a millisecond, the answer of a moment ago will do.
-            return self.due_at.unwrap_or_else(|| Instant::now() + poll).min(Instant::now() + ASK_INTERVAL);
+        let now_here = Instant::now();
+        let was_asked = self.asked_at.is_some_and(|asked| asked.elapsed() < ASK_INTERVAL);
+        if was_asked && self.due_at.is_none_or(|due| due > now_here) {
+            // Under load, an exchange a millisecond, the answer of a moment ago will do for a moment.
+            return self.hand.claim_not_after(self.due_at.unwrap_or(now_here + ASK_INTERVAL).min(now_here + ASK_INTERVAL));
         }
-        self.asked_at = Some(Instant::now());
-        let identifiers: Vec<Arc<str>> = self.tasks.borrow().keys().cloned().collect();
-        self.exchange.learn_task_ids_again(&identifiers).await;
-        let wait = match self.exchange.next_due(now, began).await {
-            Some(due) => due.clamp(SHORTEST_SLEEP, poll.max(SHORTEST_SLEEP)),
-            None => poll,
-        };
-        let due_at = Instant::now() + wait;
-        self.due_at = Some(due_at);
-        due_at
+        let Some(claimed) = claimed else { return };
+        self.asked_at = Some(now_here);
+        let wait = self.exchange.next_due(claimed, now).await;
+        self.due_at = wait.and_then(|wait| Instant::now().checked_add(wait));
+        if let Some(due) = self.due_at {
+            self.hand.claim_not_after(due);
+        }
     }
 
     /// Hands back whatever is still in hand, and goes.
     async fn leave(mut self, ended: Result<(), Error>) -> Result<(), Error> {
-        let surroundings = &self.worker.surroundings;
-        let hooks = &surroundings.hooks;
         self.hand.close();
         self.runners.abort_all();
         // One that is stuck in code which never waits cannot be stopped; we do not wait for it.
@@ -561,41 +624,18 @@ impl Shift<'_> {
         let ended = match ended {
             Ok(()) => self.last_report().await,
             Err(error) => {
-                let text = error.to_string_with_sources();
-                error!(label = "worker", worker_id = self.worker.worker_id(), error = text, "cannot go on");
-                hooks.emit(WorkerFatalError, || surroundings.event(Some(text))).await;
+                self.worker.cannot_go_on(&error).await;
                 let _ = self.last_report().await;
                 Err(error)
             }
         };
         self.exchange.close().await;
-        let error = ended.as_ref().err().map(Error::to_string_with_sources);
-        hooks.emit(WorkerStop, || surroundings.event(error)).await;
-        debug!(label = "worker", worker_id = self.worker.worker_id(), "stopped");
-        ended
+        self.worker.stopped(ended).await
     }
 
     /// How long the database may take now that the worker leaves.
     fn patience(&self) -> Duration {
         if self.worker.shutdown.insisted.is_cancelled() { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT }
-    }
-
-    /// Goes on without the jobs whose rows somebody holds.
-    fn set_aside(&self, report: Report, held: &HashSet<i64>) {
-        warn!(
-            label = "worker",
-            worker_id = self.worker.worker_id(),
-            jobs = ?held,
-            "an open transaction holds the rows of jobs that have ended: what came of them is written when it ends"
-        );
-        self.hand.set_aside(report, held);
-    }
-
-    /// Reports what was set aside and is held no longer.
-    async fn take_back(&mut self) {
-        let Some(jobs) = self.hand.what_was_set_aside() else { return };
-        let held = self.exchange.held_rows(jobs).await;
-        self.hand.take_back(&held);
     }
 
     /// Writes what is left to write. Where the last exchange broke off, it may have claimed jobs that we have not
@@ -608,19 +648,14 @@ impl Shift<'_> {
             while !self.hand.is_empty() || self.exchange.is_uncertain() {
                 let begun = self.hand.begin(Lane::First, false);
                 if begun.is_none() && !self.exchange.is_uncertain() {
-                    // What is left are rows that somebody holds.
-                    tokio::time::sleep(HAND_INTERVAL).await;
-                    self.take_back().await;
+                    // What is left are rows that others have locked.
+                    sleep_until(self.hand.next_exchange_at()).await;
                     continue;
                 }
                 let (report, _) = begun.unwrap_or_default();
-                match self.exchange.exchange(&report, &wants).await? {
-                    Exchanged::Written(reply) => {
-                        self.hand.receive_unknown(reply.found_again);
-                        self.hand.receive(Lane::First, reply.jobs);
-                    }
-                    Exchanged::Held(held) => self.set_aside(report, &held),
-                }
+                let reply = self.exchange.exchange(&report, &wants).await?;
+                self.hand.receive_unknown(reply.found_again);
+                self.receive(report, reply.answer);
                 self.hand.close();
             }
             Ok(())
@@ -636,5 +671,13 @@ impl Shift<'_> {
 async fn has_changed(tasks: &watch::Receiver<Arc<Tasks>>) {
     if tasks.clone().changed().await.is_err() {
         std::future::pending().await
+    }
+}
+
+/// Returns at that time; never, if there is none.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }

@@ -153,6 +153,14 @@ returns void language sql as $$
   select pg_notify('jobs:insert', '{"r":' || random() || ',"count":' || count || '}')
 $$;
 
+-- Whether a job was removed while a worker had claimed it: the mark that remove_job leaves. A claimed job was due, and the
+-- run_at of a claimed job is nobody's to change, so it can be `infinity` only by that mark. Node's workers obey it, too: the
+-- job is never due again, whatever they make of its attempts.
+create or replace function :"schema"._rs_is_removed(locked_at timestamptz, run_at timestamptz)
+returns boolean language sql immutable as $$
+  select locked_at is not null and run_at = 'infinity'
+$$;
+
 -- Writes a job that has a key: a new row, or new contents for the one that holds the key. Claiming a
 -- job, replacing it and finishing it lock the same row, so whoever comes second sees what the first
 -- one did: the answer is always a job, and that job always carries the new event.
@@ -203,12 +211,10 @@ begin
       return job;
     end if;
 
-    -- Running, or failed for good: it keeps what it has, gives the key up and never runs again.
+    -- Claimed, or failed for good: it keeps its payload, gives the key up and is not retried. If its worker has not begun
+    -- it, and releases it or dies, it runs all the same: its event is in no other job.
     update _private_jobs as jobs
-    set
-      key = null, attempts = jobs.max_attempts,
-      -- After the claim, whenever this transaction began: how recovery knows that it must not run again.
-      updated_at = greatest(now(), jobs.locked_at + interval '1 microsecond')
+    set key = null, attempts = jobs.max_attempts, updated_at = now()
     where jobs.key = job_key and not jobs.is_available;
   end loop;
   perform _rs_give_up('job with key ' || quote_literal(job_key));
@@ -374,22 +380,35 @@ begin
     return;
   end if;
 
-  -- Keys are written in alphabetical order; ids follow the order of the specs, because that is the order in
-  -- which jobs of equal priority and run_at are run.
+  -- Jobs that exist are locked in the order of their ids, as by every function; new keys are written in alphabetical
+  -- order. Ids follow the order of the specs, because that is the order in which jobs of equal priority and run_at run.
   ids := array(select _rs_next_job_id() from generate_series(1, cardinality(specs)));
-  for item in
-    select
-      spec.*,
-      (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name)
-        as job_queue_id,
-      (select id from _private_tasks as tasks where tasks.identifier = spec.identifier) as task_id
-    from unnest(specs) with ordinality as spec
-    order by job_key, ordinality
-  loop
-    perform _rs_put_keyed_job(
-      ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
-      item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at
-    );
+  for attempt in 1..10 loop
+    begin
+      perform from (
+        select id from _private_jobs where key = any (array(select job_key from unnest(specs))) order by id for update
+      ) as existing;
+      for item in
+        select
+          spec.*,
+          (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name)
+            as job_queue_id,
+          (select id from _private_tasks as tasks where tasks.identifier = spec.identifier) as task_id
+        from unnest(specs) with ordinality as spec
+        order by job_key, ordinality
+      loop
+        perform _rs_put_keyed_job(
+          ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
+          item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at
+        );
+      end loop;
+      exit;
+    exception when deadlock_detected then
+      -- A key that did not exist a moment ago may be locked out of order. This undoes the keys and lets their rows go.
+      if attempt = 10 then
+        raise;
+      end if;
+    end;
   end loop;
 
   return query
@@ -404,8 +423,8 @@ begin
 end
 $$;
 
--- Removes the job that holds the key. One that is running stays, but gives the key up and never runs
--- again. Null where no job has the key.
+-- Removes the job that holds the key. One that is running stays until it ends, but gives the key up and never runs
+-- again. Null if no job has the key.
 create or replace function :"schema".remove_job(job_key text)
 returns :"schema"._private_jobs
 language plpgsql strict
@@ -429,10 +448,9 @@ begin
   if _rs_may_administer(held.locked_at) then
     delete from _private_jobs where id = held.id;
   else
+    -- run_at is the mark of _rs_is_removed.
     update _private_jobs
-    set
-      key = null, attempts = max_attempts,
-      updated_at = greatest(now(), locked_at + interval '1 microsecond')
+    set key = null, attempts = max_attempts, run_at = 'infinity', updated_at = now()
     where id = held.id
     returning * into held;
   end if;

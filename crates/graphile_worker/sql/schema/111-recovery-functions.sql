@@ -50,8 +50,9 @@ $$;
 -- Frees jobs of dead workers; each as decided: 'default' refunds the attempt and waits for the delay, and from the second
 -- time on a little longer at random, so that a job that kills its worker and those beside it go different ways. Where its
 -- workers have died with it max_recoveries times, and for 'fail', the attempt counts, and it is tried again after the usual
--- back-off; 'reschedule' takes run_at and, where given, attempts. A job that was removed or replaced while it ran has used
--- all its attempts, and gets none back. Returns which of them, and whether it was quarantined.
+-- back-off; 'reschedule' takes run_at and, if given, attempts. A job that was removed while it ran never runs again, whatever
+-- was decided. One that was replaced by its key may never have begun: it gets its attempt back like any other. Returns
+-- which of them, and whether it was quarantined.
 create or replace function :"schema"._rs_recover_jobs(
   worker_ids text[], job_ids bigint[], decisions text[], run_ats timestamptz[], attempts int[],
   recovery_delay interval, max_recoveries int
@@ -84,12 +85,13 @@ begin
       locked_by = null,
       updated_at = now(),
       attempts = case
+        when _rs_is_removed(jobs.locked_at, jobs.run_at) then jobs.max_attempts
         when what.decision = 'reschedule' then coalesce(what.attempts, jobs.attempts)
         when what.decision = 'fail' or what.quarantined then jobs.attempts
-        when jobs.key is null and jobs.attempts >= jobs.max_attempts and jobs.updated_at > jobs.locked_at then jobs.attempts
         else greatest(jobs.attempts - 1, 0)
       end,
       run_at = case
+        when _rs_is_removed(jobs.locked_at, jobs.run_at) then now()
         when what.decision = 'reschedule' then coalesce(what.run_at, jobs.run_at)
         when what.decision = 'fail' or what.quarantined then
           greatest(now(), jobs.run_at) + exp(least(jobs.attempts, 10)) * interval '1 second'

@@ -106,6 +106,17 @@ async fn listening_and_stopping_are_told_of() {
 }
 
 #[tokio::test]
+async fn a_worker_that_is_stopped_before_it_begins_tells_of_both() {
+    let db = Db::installed().await;
+    let heard = Heard::default();
+    let worker = options(&db).add_plugin(heard.clone()).define_task("t", |_: Value, _| async {}).init().await.unwrap();
+    worker.request_shutdown();
+    worker.run().await.unwrap();
+    let told: Vec<String> = heard.all().into_iter().filter(|event| event.starts_with("Worker")).collect();
+    assert_eq!(told, ["WorkerStart", "WorkerShutdown", "WorkerStop"]);
+}
+
+#[tokio::test]
 async fn a_hook_decides_whether_a_job_runs_and_what_it_has_come_to() {
     let db = Db::installed().await;
     for payload in ["skip", "fail", "run", "rescue"] {

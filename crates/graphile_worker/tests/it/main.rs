@@ -19,6 +19,7 @@ mod plans;
 mod processes;
 mod races;
 mod recovery;
+mod releases;
 mod search_path;
 mod spec_snippets;
 mod sql_files;
