@@ -293,7 +293,8 @@ heads as (
 ), locked_late as (
   select jobs.id from :"schema"._private_jobs as jobs
   where jobs.id = any (array(select id from ranked where job_queue_id is null and $17 is not null))
-    and jobs.is_available = true
+    -- is_available, in words that lead to no other index.
+    and jobs.locked_at is null and jobs.attempts < jobs.max_attempts
   for update skip locked
 ),
 -- Locked against a sweep that declares it dead; looked at only if there is something to claim.

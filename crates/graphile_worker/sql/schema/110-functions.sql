@@ -383,7 +383,7 @@ begin
   -- Jobs that exist are locked in the order of their ids, as by every function; new keys are written in alphabetical
   -- order. Ids follow the order of the specs, because that is the order in which jobs of equal priority and run_at run.
   ids := array(select _rs_next_job_id() from generate_series(1, cardinality(specs)));
-  for attempt in 1..10 loop
+  for attempt in 1..1000 loop
     begin
       perform from (
         select id from _private_jobs where key = any (array(select job_key from unnest(specs))) order by id for update
@@ -397,15 +397,22 @@ begin
         from unnest(specs) with ordinality as spec
         order by job_key, ordinality
       loop
+        if exists (select from _private_jobs where key = item.job_key) then
+          perform from _private_jobs where key = item.job_key for update skip locked;
+          if not found then
+            raise sqlstate 'GWAIT';
+          end if;
+        end if;
         perform _rs_put_keyed_job(
           ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
           item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at
         );
       end loop;
       exit;
-    exception when deadlock_detected then
-      -- A key that did not exist a moment ago may be locked out of order. This undoes the keys and lets their rows go.
-      if attempt = 10 then
+    exception when sqlstate 'GWAIT' or deadlock_detected then
+      -- Another transaction has locked a job that did not have the key a moment ago. To wait for it while we hold others
+      -- could be a deadlock, so this undoes what was written, lets all rows go, and waits in the right order.
+      if attempt = 1000 then
         raise;
       end if;
     end;

@@ -1,23 +1,31 @@
 //! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Started, until};
 use graphile_worker::{CronTick, Error, ListenConnecting, TestClock, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Network {
-    /// The next question reaches the server; its answer does not come back, and the connection is closed.
-    lose_next_answer: Arc<AtomicBool>,
+    /// After so many questions more, one reaches the server, its answer does not come back, and the connection is closed.
+    /// Nothing is lost below 0.
+    lose_answer_after: Arc<AtomicI64>,
     down: Arc<AtomicBool>,
     /// Connections that listen stay open, and nothing comes through them any more.
     deaf: Arc<AtomicBool>,
+}
+
+impl Default for Network {
+    fn default() -> Network {
+        let lose_answer_after = Arc::new(AtomicI64::new(-1));
+        Network { lose_answer_after, down: Arc::default(), deaf: Arc::default() }
+    }
 }
 
 impl Network {
@@ -50,7 +58,8 @@ impl Network {
                     if listens && self.deaf.load(Ordering::SeqCst) {
                         std::future::pending::<()>().await;
                     }
-                    let lose = self.lose_next_answer.swap(false, Ordering::SeqCst);
+                    let lose = self.lose_answer_after.load(Ordering::SeqCst) >= 0
+                        && self.lose_answer_after.fetch_sub(1, Ordering::SeqCst) == 0;
                     if bytes == 0 || self.down.load(Ordering::SeqCst) || server.write_all(&question[..bytes]).await.is_err() {
                         return;
                     }
@@ -80,19 +89,32 @@ fn options(pool: PgPool) -> WorkerOptions {
 
 #[tokio::test]
 async fn an_answer_that_was_lost_leaves_the_queue_to_the_worker_that_has_its_job() {
+    lose_an_answer(true, 0).await;
+}
+
+/// Behind a pooler an exchange is a transaction: whichever of its answers is lost, the same holds.
+#[tokio::test]
+async fn a_lost_answer_harms_nobody_behind_a_pooler_either() {
+    for answers_before in 0..8 {
+        lose_an_answer(false, answers_before).await;
+    }
+}
+
+async fn lose_an_answer(prepared_statements: bool, answers_before: i64) {
     let db = Db::installed().await;
     db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 3) n").await;
     let network = Network::default();
     let (begun, mut begins) = mpsc::unbounded_channel();
     let finish = Arc::new(Notify::new());
     let (losing, finished) = (network.clone(), finish.clone());
-    let options = options(network.pool(&db).await).define_task("t", move |n: i64, _| {
+    let options = options(network.pool(&db).await).use_prepared_statements(prepared_statements);
+    let options = options.define_task("t", move |n: i64, _| {
         let (begun, losing, finished) = (begun.clone(), losing.clone(), finished.clone());
         async move {
             begun.send(n).unwrap();
             if n == 1 {
                 // What this job's end brings, the next job of the queue, is not heard of.
-                losing.lose_next_answer.store(true, Ordering::SeqCst);
+                losing.lose_answer_after.store(answers_before, Ordering::SeqCst);
             } else {
                 finished.notified().await;
             }
@@ -106,6 +128,37 @@ async fn an_answer_that_was_lost_leaves_the_queue_to_the_worker_that_has_its_job
     finish.notify_one();
     assert_eq!(begins.recv().await, Some(3));
     finish.notify_one();
+    started.stop().await;
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+    assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_locked_table_costs_a_worker_behind_a_pooler_nothing_but_time() {
+    let db = Db::installed().await;
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let task = move |n: i64, _: WorkerContext| {
+        let _ = sender.send(n);
+        async {}
+    };
+    let options = options(db.pool.clone()).use_prepared_statements(false).poll_interval(Duration::from_millis(50));
+    let started = Started::new(options.define_task("t", task)).await;
+    db.run("select graphile_worker.add_job('t', to_json(n), 'q') from generate_series(1, 4) n").await;
+    assert_eq!(ran.recv().await, Some(1));
+    let mut other = db.connect().await;
+    sqlx::raw_sql("begin; lock table graphile_worker._private_jobs").execute(&mut other).await.unwrap();
+    let waits = "select min(query_start)::text from pg_stat_activity
+                 where datname = current_database() and wait_event_type = 'Lock'";
+    let since = until("an exchange waits for the table", async || match db.value(waits).await {
+        Value::Null => None,
+        since => Some(since),
+    })
+    .await;
+    until("it gives up", async || (db.value(waits).await != since).then_some(())).await;
+    sqlx::raw_sql("rollback").execute(&mut other).await.unwrap();
+    for n in 2..=4 {
+        assert_eq!(ran.recv().await, Some(n));
+    }
     started.stop().await;
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
     assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);

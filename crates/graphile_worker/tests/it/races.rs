@@ -1,10 +1,12 @@
 //! Real sessions at the same moment: nothing is lost, nothing is doubled, nothing deadlocks.
 
-use crate::support::{Db, claim, rows};
+use crate::support::{Db, Started, claim, rows};
+use graphile_worker::{CleanupTask, WorkerContext, WorkerOptions, WorkerUtils};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 async fn all_end(tasks: Vec<tokio::task::JoinHandle<()>>) {
     for task in tasks {
@@ -164,6 +166,61 @@ async fn keyed_batches_do_not_deadlock_while_workers_claim_and_finish_their_jobs
     for worker in workers {
         worker.await.unwrap();
     }
+}
+
+/// Real workers, which report and claim many jobs in one statement, beside everything that an application may call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_that_an_application_calls_deadlocks_beside_real_workers() {
+    let db = Arc::new(Db::installed().await);
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let task = |n: i64, _: WorkerContext| async move {
+            tokio::time::sleep(Duration::from_millis((n % 5) as u64)).await;
+            if n % 7 == 0 { Err("oops") } else { Ok(()) }
+        };
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+        workers.push(Started::new(options.concurrency(16).define_task("t", task).define_task("u", task)).await);
+    }
+    let calls = [
+        "select graphile_worker.add_job((array['t','u'])[1 + $1 % 2], to_json($1), 'q' || $1 % 9, job_key := 'k' || $1 % 40)",
+        "select graphile_worker.add_job('t', to_json($1), job_key := 'k' || $1 % 40)",
+        "select count(*) from graphile_worker.add_jobs(array(
+           select ('t', to_json($1 + n), case when n % 2 = 0 then 'q' || n end, null, null, 'k' || (n * $1) % 40, null, null)::graphile_worker.job_spec
+           from generate_series(1, 20) n))",
+        "select count(*) from graphile_worker.add_jobs(array(
+           select ('u', to_json($1 + n), null, null, null, 'k' || (n * 7 + $1) % 40, null, null)::graphile_worker.job_spec
+           from generate_series(1, 20) n))",
+        "select graphile_worker.remove_job('k' || $1 % 40)",
+        "select count(*) from graphile_worker.reschedule_jobs(array(
+           select id from graphile_worker._private_jobs where id % 13 = $1 % 13 limit 50), run_at := now(), attempts := 0)",
+        "select count(*) from graphile_worker.complete_jobs(array(
+           select id from graphile_worker._private_jobs where id % 17 = $1 % 17 limit 5))",
+        "select count(*) from graphile_worker.permanently_fail_jobs(array(
+           select id from graphile_worker._private_jobs where id % 19 = $1 % 19 limit 2))",
+    ];
+    let sessions = calls.map(|call| {
+        let db = db.clone();
+        tokio::spawn(async move {
+            let mut connection = db.connect().await;
+            for n in 0..200 {
+                let called = sqlx::query(call).bind(n).execute(&mut connection).await;
+                called.unwrap_or_else(|error| panic!("{call}: {error}"));
+            }
+        })
+    });
+    let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
+    while !sessions.iter().all(tokio::task::JoinHandle::is_finished) {
+        utils.cleanup(&[CleanupTask::DeletePermanentlyFailedJobs]).await.unwrap();
+        utils.cleanup(&[CleanupTask::GcJobQueues, CleanupTask::GcTaskIdentifiers]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    all_end(sessions.into()).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+    let deadlocks = "select deadlocks from pg_stat_database where datname = current_database()";
+    assert_eq!(db.value(deadlocks).await, 0);
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs where locked_by is not null").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
