@@ -30,6 +30,9 @@ use tracing::{debug, info, warn};
 /// 1,000 jobs a claim instead of 500 save 2 µs of 16 a job (bench/RESULTS.md); more would be hoarding.
 const LARGEST_CLAIM: usize = 1000;
 
+/// Payloads that are claimed ahead take about this many bytes at most, besides those of the jobs that fill the slots.
+const BYTES_AHEAD: f64 = 32.0 * 1024.0 * 1024.0;
+
 /// A connection that does not answer for this long is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -107,15 +110,24 @@ impl Report {
 pub(crate) struct Pace {
     job: Option<f64>,
     round_trip: Option<f64>,
+    /// Of a payload, in bytes.
+    size: Option<f64>,
 }
 
 impl Pace {
     pub(crate) fn job(&mut self, took: Duration) {
-        average(&mut self.job, took, 0.1);
+        average(&mut self.job, took.as_secs_f64(), 0.1);
     }
 
     pub(crate) fn round_trip(&mut self, took: Duration) {
-        average(&mut self.round_trip, took, 0.3);
+        average(&mut self.round_trip, took.as_secs_f64(), 0.3);
+    }
+
+    /// Jobs have come whose payloads have so many bytes.
+    pub(crate) fn claimed(&mut self, jobs: usize, bytes: usize) {
+        if jobs > 0 {
+            average(&mut self.size, bytes as f64 / jobs as f64, 0.5);
+        }
     }
 
     /// How many more jobs to claim with so many in hand.
@@ -125,14 +137,14 @@ impl Pace {
             (Some(job), Some(round_trip)) => 2.0 * concurrency as f64 * round_trip / job.max(1e-6),
             _ => 0.0,
         };
+        let ahead = ahead.min(BYTES_AHEAD / self.size.unwrap_or_default().max(1.0));
         let target = concurrency + (ahead as usize).min(3 * LARGEST_CLAIM);
         target.saturating_sub(in_hand).min(LARGEST_CLAIM.max(concurrency))
     }
 }
 
-/// A moving average in seconds; one outlier does not move it far.
-fn average(value: &mut Option<f64>, sample: Duration, weight: f64) {
-    let sample = sample.as_secs_f64();
+/// A moving average; one outlier does not move it far.
+fn average(value: &mut Option<f64>, sample: f64, weight: f64) {
     *value = Some(value.map_or(sample, |value| value + weight * (sample - value)));
 }
 
@@ -797,6 +809,15 @@ mod tests {
         let pace = pace(Duration::from_micros(5), Duration::from_millis(5));
         assert_eq!(pace.wanted(2, 0), LARGEST_CLAIM);
         assert_eq!(pace.wanted(2, 2 + 3 * LARGEST_CLAIM), 0);
+    }
+
+    #[test]
+    fn large_payloads_are_not_claimed_far_ahead() {
+        let mut pace = pace(Duration::from_micros(5), Duration::from_millis(5));
+        pace.claimed(4, 4 * 1024 * 1024);
+        assert_eq!(pace.wanted(4, 0), 4 + 32);
+        pace.claimed(4, 4 * 1024 * 1024 * 1024);
+        assert_eq!(pace.wanted(4, 4), 0);
     }
 
     #[test]

@@ -322,6 +322,8 @@ impl Hand {
                     Lane::Second => state.next_claim.finish_beside(result, now),
                 }
             }
+            let bytes = answer.jobs.iter().map(|job| job.payload.get().len()).sum();
+            state.pace.claimed(count, bytes);
             let report = state.written(report, &answer, now);
             state.receive(answer.jobs);
             if state.closed {
