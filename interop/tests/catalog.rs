@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 50] = [
+const OURS: [&str; 61] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -71,21 +71,29 @@ const OURS: [&str; 50] = [
     "constraint graphile_worker._rs_recoveries _rs_recoveries_pkey",
     "constraint graphile_worker._rs_workers _rs_workers_pkey",
     "function _rs_dead_workers",
+    "function _rs_delete_unused_names",
     "function _rs_flags_object",
     "function _rs_forget_workers",
     "function _rs_give_up",
+    "function _rs_hold_name",
     "function _rs_job_names",
     "function _rs_job_problem",
     "function _rs_job_queue_id",
     "function _rs_json_arrays_joined",
+    "function _rs_keep_used_queue",
+    "function _rs_keep_used_task",
+    "function _rs_known_names",
     "function _rs_may_administer",
+    "function _rs_name_bucket",
     "function _rs_next_job_id",
+    "function _rs_notify_deleted_tasks",
     "function _rs_notify_jobs",
     "function _rs_put_keyed_job",
     "function _rs_recover_jobs",
     "function _rs_sweep_lock",
     "function _rs_sweep_stale_workers",
     "function _rs_task_id",
+    "function _rs_verify_name",
     "index graphile_worker._rs_additions_pkey",
     "index graphile_worker._rs_crontab_items_pkey",
     "index graphile_worker._rs_jobs_by_queue",
@@ -97,6 +105,9 @@ const OURS: [&str; 50] = [
     "table _rs_crontab_items",
     "table _rs_recoveries",
     "table _rs_workers",
+    "trigger graphile_worker._private_job_queues _rs_keep_used_queue",
+    "trigger graphile_worker._private_tasks _rs_keep_used_task",
+    "trigger graphile_worker._private_tasks _rs_notify_deleted_tasks",
 ];
 
 async fn catalog(db: &Db) -> BTreeMap<String, Value> {

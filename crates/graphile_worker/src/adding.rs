@@ -260,7 +260,8 @@ pub(crate) async fn add_many(
     Ok(added)
 }
 
-/// Adds many jobs in a transaction of the caller's, which wakes the workers when it commits.
+/// Adds many jobs in a transaction of the caller's, which wakes the workers when it commits. If the caller's connection has
+/// no open transaction, all jobs go in one statement.
 pub(crate) async fn add_many_within(
     source: &impl Source,
     statements: &Statements,
@@ -269,6 +270,7 @@ pub(crate) async fn add_many_within(
     let count = jobs.len();
     if may_go_in_pieces(&jobs)
         && let Some(names) = names(source, statements, &jobs).await?
+        && names.are_held(source, statements).await?
     {
         let added = in_pieces(source, statements, jobs, &names).await?;
         let parameters = vec![Parameter::Int(i32::try_from(count).ok())];
@@ -332,6 +334,13 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
 }
 
 impl Names {
+    /// Whether the transaction that looked these names up is still open. If not, cleanup may delete them at any moment.
+    async fn are_held(&self, source: &impl Source, statements: &Statements) -> Result<bool, Error> {
+        let doing = || "add jobs".to_owned();
+        let parameters = vec![Parameter::Time(Some(self.now))];
+        Ok(source.numbers(&statements.is_same_transaction, parameters, doing).await? == [1])
+    }
+
     fn queue(&self, job: &NewJob) -> Option<i32> {
         job.spec.queue_name.as_ref().and_then(|name| self.queues.get(name)).copied()
     }

@@ -115,15 +115,14 @@ pub(crate) struct Statements {
     pub(crate) add_merged_jobs: Statement,
     pub(crate) add_piece: Statement,
     pub(crate) job_names: Statement,
+    pub(crate) is_same_transaction: Statement,
     pub(crate) notify_jobs: Statement,
     pub(crate) remove_job: Statement,
     pub(crate) complete_jobs: Statement,
     pub(crate) permanently_fail_jobs: Statement,
     pub(crate) reschedule_jobs: Statement,
     pub(crate) force_unlock_workers: Statement,
-    pub(crate) lock_jobs: Statement,
-    pub(crate) delete_unused_tasks: Statement,
-    pub(crate) delete_unused_queues: Statement,
+    pub(crate) delete_unused_names: Statement,
     pub(crate) delete_failed_jobs: Statement,
     pub(crate) queue_name: Statement,
     pub(crate) cron_time: Statement,
@@ -192,15 +191,14 @@ impl Statements {
             add_merged_jobs: statement(include_str!("../sql/queries/add_merged_jobs.sql")),
             add_piece: statement(include_str!("../sql/queries/add_piece.sql")),
             job_names: statement(include_str!("../sql/queries/job_names.sql")),
+            is_same_transaction: statement(include_str!("../sql/queries/is_same_transaction.sql")),
             notify_jobs: statement(include_str!("../sql/queries/notify_jobs.sql")),
             remove_job: statement(include_str!("../sql/queries/remove_job.sql")),
             complete_jobs: statement(include_str!("../sql/queries/complete_jobs.sql")),
             permanently_fail_jobs: statement(include_str!("../sql/queries/permanently_fail_jobs.sql")),
             reschedule_jobs: statement(include_str!("../sql/queries/reschedule_jobs.sql")),
             force_unlock_workers: statement(include_str!("../sql/queries/force_unlock_workers.sql")),
-            lock_jobs: statement(include_str!("../sql/queries/lock_jobs.sql")),
-            delete_unused_tasks: statement(include_str!("../sql/queries/delete_unused_tasks.sql")),
-            delete_unused_queues: statement(include_str!("../sql/queries/delete_unused_queues.sql")),
+            delete_unused_names: statement(include_str!("../sql/queries/delete_unused_names.sql")),
             delete_failed_jobs: statement(include_str!("../sql/queries/delete_failed_jobs.sql")),
             queue_name: statement(include_str!("../sql/queries/queue_name.sql")),
             cron_time: statement(include_str!("../sql/queries/cron_time.sql")),
@@ -326,6 +324,7 @@ pub(crate) mod schema {
     pub(crate) const TABLE_CARE: &str = include_str!("../sql/schema/130-table-care.sql");
     pub(crate) const CRONTAB_ITEMS: &str = include_str!("../sql/schema/140-crontab-items.sql");
     pub(crate) const WORKERS: &str = include_str!("../sql/schema/150-workers.sql");
+    pub(crate) const USED_NAMES: &str = include_str!("../sql/schema/160-used-names.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_SET_ASIDE: &str = include_str!("../sql/schema/900-old-layout-set-aside.sql");

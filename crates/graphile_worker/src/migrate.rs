@@ -26,7 +26,7 @@ const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 
 /// The step of our own ledger that installs the SQL functions. A release that changes them gives them
 /// the next free number, so that an older release knows to leave them alone.
-const FUNCTIONS_STEP: i32 = 1;
+const FUNCTIONS_STEP: i32 = 6;
 
 /// The step of our own ledger that makes the indexes.
 const INDEXES_STEP: i32 = 2;
@@ -48,6 +48,7 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 3, breaking: false, file: schema::TABLE_CARE, what: "tell vacuum how to treat the tables" },
     Addition { step: 4, breaking: false, file: schema::CRONTAB_ITEMS, what: "create the table of crontab items" },
     Addition { step: WORKERS_STEP, breaking: false, file: schema::WORKERS, what: "create the tables of recovery" },
+    Addition { step: 6, breaking: false, file: schema::USED_NAMES, what: "protect the names that jobs use" },
 ];
 
 /// A breaking step more, for the tests of live upgrades: in a program that is built for it, and started for it.
@@ -242,10 +243,13 @@ fn somebody_else_was_at_it(error: &Error) -> bool {
     };
     // What we were about to make is there (unique violation, duplicate schema, table, object, column), what we
     // were about to use is gone (undefined table, column, object, function, wrong object type), deadlock,
-    // serialization failure, and "tuple concurrently updated", which has no code of its own.
+    // serialization failure, lock timeout, and "tuple concurrently updated", which has no code of its own.
     let code = error.code().unwrap_or_default();
-    ["23505", "42P06", "42P07", "42710", "42701", "42P01", "42703", "42704", "42883", "42809", "40P01", "40001"]
-        .contains(&code.as_ref())
+    [
+        "23505", "42P06", "42P07", "42710", "42701", "42P01", "42703", "42704", "42883", "42809", "40P01", "40001",
+        "55P03",
+    ]
+    .contains(&code.as_ref())
         || error.message().contains("concurrently updated")
 }
 

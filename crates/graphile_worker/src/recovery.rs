@@ -24,9 +24,9 @@ use sqlx::{Connection, PgConnection, Row};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{debug, error, info, warn};
 
 /// The flag of jobs whose workers are given more time before they are declared dead.
@@ -62,6 +62,11 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Whether and how workers that died are noticed, and what becomes of their jobs. Setting anything switches it on.
+///
+/// The heartbeat has a thread of its own: a handler that blocks its thread, even if it blocks the whole runtime for long,
+/// does not make the worker look dead, and its job does not run elsewhere meanwhile. A handler that blocks for ever
+/// therefore keeps its job until the process ends. A worker whose heartbeats do not reach the database in time begins no further
+/// jobs until one does.
 ///
 /// ```
 /// use graphile_worker::{WorkerOptions, WorkerRecoveryConfig};
@@ -422,76 +427,123 @@ impl Sweep<'_> {
     }
 }
 
-/// The heartbeat of a running worker, and its turns at sweeping.
+/// Whether a worker may begin a job: only while its last heartbeat is so recent that no sweep has declared it dead.
+///
+/// To wait until it may begin again, create the future `beaten.notified()` and enable it before asking `may_begin`.
+#[derive(Default)]
+pub(crate) struct Pulse {
+    /// `None` if recovery is off: such a worker is never declared dead.
+    lease: Option<Lease>,
+    /// Notified, with `notify_waiters`, after each successful heartbeat.
+    pub(crate) beaten: Notify,
+}
+
+struct Lease {
+    length: Duration,
+    /// When the last successful heartbeat was sent. The database noted it at this moment or later.
+    since: Mutex<std::time::Instant>,
+}
+
+// The runners are about to ask it.
+#[allow(dead_code)]
+impl Pulse {
+    fn new(length: Option<Duration>, sent: std::time::Instant) -> Pulse {
+        let lease = length.map(|length| Lease { length, since: Mutex::new(sent) });
+        Pulse { lease, beaten: Notify::new() }
+    }
+
+    pub(crate) fn may_begin(&self) -> bool {
+        let fresh = |lease: &Lease| lease.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < lease.length;
+        self.lease.as_ref().is_none_or(fresh)
+    }
+
+    fn beat(&self, sent: std::time::Instant) {
+        if let Some(lease) = &self.lease {
+            *lease.since.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+        }
+        self.beaten.notify_waiters();
+    }
+}
+
+/// The heartbeat of a running worker, and its turns at sweeping. Dropping it ends both.
+///
+/// The heartbeat has a thread and a runtime of its own, so that a handler that blocks its thread does not delay it. Hooks and
+/// sweeps, which call hooks, run on the application's runtime.
 pub(crate) struct Heartbeat {
-    /// Cancelled when somebody has declared this worker dead.
+    /// Cancelled when another worker has declared this one dead.
     pub(crate) declared_dead: CancellationToken,
-    stop: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+    pulse: Arc<Pulse>,
+    stop: DropGuard,
+    /// Cancelled when the thread has ended.
+    ended: CancellationToken,
+    sweeping: tokio::task::JoinHandle<()>,
     options: PgConnectOptions,
     surroundings: Arc<Surroundings>,
 }
 
 impl Heartbeat {
-    /// Registers the worker, before it claims anything, and lets its heart beat.
+    /// Registers the worker, before it claims anything, and starts the heartbeat.
     pub(crate) async fn start(
         settings: &Settings,
         surroundings: Arc<Surroundings>,
-        mut tasks: watch::Receiver<Arc<Tasks>>,
+        tasks: watch::Receiver<Arc<Tasks>>,
     ) -> Result<Heartbeat, Error> {
-        let names = names(&tasks.borrow_and_update());
         let name = format!("graphile_worker {} heartbeat", surroundings.worker_id);
         let mut options = settings.connect_options.clone().application_name(&name);
         if settings.prepared_statements {
             options = options.options(HEARTBEAT_CONNECTION);
         }
-        let registering = async {
-            let mut connection = PgConnection::connect_with(&options).await?;
-            sqlx::query(surroundings.statements.recovery_register.sql())
-                .persistent(false)
-                .bind(&*surroundings.worker_id)
-                .bind(env!("CARGO_PKG_VERSION"))
-                .bind(last_addition())
-                .bind(settings.recovery.heartbeat_interval.as_secs_f64())
-                .bind(names)
-                .execute(&mut connection)
-                .await?;
-            Ok(connection)
+        let (declared_dead, stop, ended) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let freshness = settings.recovery.freshness().map(Duration::from_secs_f64);
+        let pulse = Arc::new(Pulse::new(freshness, std::time::Instant::now()));
+        let health = Health { since: Some(Instant::now()), last_beat: Instant::now(), sweep_is_due: true };
+        let health = Arc::new(Mutex::new(health));
+        let beating = Beating {
+            connection: None,
+            persistent: settings.prepared_statements,
+            tasks,
+            options: options.clone(),
+            surroundings: surroundings.clone(),
+            config: settings.recovery.clone(),
+            pulse: pulse.clone(),
+            application: tokio::runtime::Handle::current(),
+            declared_dead: declared_dead.clone(),
+            stop: stop.clone(),
+            health: health.clone(),
         };
-        let connection = tokio::time::timeout(ANSWER_TIMEOUT, registering)
-            .await
-            .map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?
-            .doing(|| "register the worker".to_owned())?;
+        let guard = stop.clone().drop_guard();
+        beating.start_thread(ended.clone()).await?;
         info!(label = "recovery", worker_id = &*surroundings.worker_id, "registered");
         guarded("WorkerRegistered", surroundings.hooks.emit(WorkerRegistered, || surroundings.event(None))).await;
         let mut sweep_options = options.clone();
         if settings.prepared_statements {
             sweep_options = sweep_options.options(SWEEP_CONNECTION);
         }
-        let (declared_dead, stop) = (CancellationToken::new(), CancellationToken::new());
-        let beating = Beating {
-            connection: Some(connection),
-            persistent: settings.prepared_statements,
-            tasks,
-            options: options.clone(),
-            sweep_options,
+        let sweeping = Sweeping {
+            options: sweep_options,
+            health,
             surroundings: surroundings.clone(),
             config: settings.recovery.clone(),
-            declared_dead: declared_dead.clone(),
-            stop: stop.clone(),
-            health: Arc::new(Mutex::new(Health {
-                since: Some(Instant::now()),
-                last_beat: Instant::now(),
-                sweep_is_due: true,
-            })),
         };
-        Ok(Heartbeat { declared_dead, stop, task: tokio::spawn(beating.beat_until_stopped()), options, surroundings })
+        let sweeping = tokio::spawn(sweeping.sweep_until(stop, declared_dead.clone()));
+        Ok(Heartbeat { declared_dead, pulse, stop: guard, ended, sweeping, options, surroundings })
     }
 
-    /// Ends it, and signs the worker off, which has written what became of everything it held.
-    pub(crate) async fn end(mut self) {
-        self.stop.cancel();
-        let _ = tokio::time::timeout(ANSWER_TIMEOUT, &mut self.task).await;
+    /// Whether the worker may begin jobs.
+    #[allow(dead_code)]
+    pub(crate) fn pulse(&self) -> Arc<Pulse> {
+        self.pulse.clone()
+    }
+
+    /// Stops the heartbeat and deletes the worker's registration. The worker has written the outcome of everything it held.
+    pub(crate) async fn end(self) {
+        drop(self.stop);
+        let ending = async {
+            self.ended.cancelled().await;
+            let _ = self.sweeping.await;
+        };
+        let _ = tokio::time::timeout(ANSWER_TIMEOUT, ending).await;
         let sign_off = async {
             let mut connection = PgConnection::connect_with(&self.options).await?;
             let query = sqlx::query(self.surroundings.statements.recovery_leave.sql()).persistent(false);
@@ -504,12 +556,6 @@ impl Heartbeat {
             Ok(Err(error)) => debug!(label = "recovery", %error, "cannot sign off"),
             Err(_) => debug!(label = "recovery", "cannot sign off in time"),
         }
-    }
-}
-
-impl Drop for Heartbeat {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -547,28 +593,79 @@ struct Beating {
     /// May be replaced; the next heartbeat says so, which comes at once then.
     tasks: watch::Receiver<Arc<Tasks>>,
     options: PgConnectOptions,
-    sweep_options: PgConnectOptions,
     health: Arc<Mutex<Health>>,
+    pulse: Arc<Pulse>,
     surroundings: Arc<Surroundings>,
     config: WorkerRecoveryConfig,
+    /// The runtime that hooks run on.
+    application: tokio::runtime::Handle,
     declared_dead: CancellationToken,
     stop: CancellationToken,
 }
 
 impl Beating {
-    async fn beat_until_stopped(mut self) {
-        let sweeping = Sweeping {
-            options: self.sweep_options.clone(),
-            health: self.health.clone(),
-            surroundings: self.surroundings.clone(),
-            config: self.config.clone(),
+    /// Starts the thread, and returns when the worker is registered. Cancels `ended` when the thread has ended.
+    async fn start_thread(self, ended: CancellationToken) -> Result<(), Error> {
+        let doing = || "start the thread of the heartbeat".to_owned();
+        let (registered, registering) = oneshot::channel();
+        // Linux shows 15 characters of a name.
+        let thread = std::thread::Builder::new().name("gw-heartbeat".to_owned());
+        let beat = move || {
+            let _ended = ended.drop_guard();
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = registered.send(Err(sqlx::Error::Io(error)).doing(doing));
+                    return;
+                }
+            };
+            runtime.block_on(self.beat_until_stopped(registered));
+            // Looking up a host name may hang for a while in a thread of the runtime: do not wait for it.
+            runtime.shutdown_background();
         };
+        thread.spawn(beat).map_err(sqlx::Error::Io).doing(doing)?;
+        registering.await.unwrap_or(Err(Error::Database { doing: doing(), source: sqlx::Error::WorkerCrashed }))
+    }
+
+    async fn beat_until_stopped(mut self, registered: oneshot::Sender<Result<(), Error>>) {
         let stop = self.stop.clone();
+        let beating = async {
+            let result = self.register().await;
+            let is_registered = result.is_ok();
+            let _ = registered.send(result);
+            if is_registered {
+                self.beat_until_declared_dead().await;
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => {}
-            () = self.beat_until_declared_dead() => {}
-            () = sweeping.sweep_for_ever() => {}
+            () = beating => {}
         }
+    }
+
+    async fn register(&mut self) -> Result<(), Error> {
+        let names = names(&self.tasks.borrow_and_update());
+        let registering = async {
+            let mut connection = PgConnection::connect_with(&self.options).await?;
+            let sent = std::time::Instant::now();
+            sqlx::query(self.surroundings.statements.recovery_register.sql())
+                .persistent(false)
+                .bind(&*self.surroundings.worker_id)
+                .bind(env!("CARGO_PKG_VERSION"))
+                .bind(last_addition())
+                .bind(self.config.heartbeat_interval.as_secs_f64())
+                .bind(names)
+                .execute(&mut connection)
+                .await?;
+            self.pulse.beat(sent);
+            Ok(connection)
+        };
+        let connection = tokio::time::timeout(ANSWER_TIMEOUT, registering)
+            .await
+            .map_err(|_| Error::NoAnswer { after: ANSWER_TIMEOUT })?
+            .doing(|| "register the worker".to_owned())?;
+        self.connection = Some(connection);
+        Ok(())
     }
 
     async fn beat_until_declared_dead(&mut self) {
@@ -604,14 +701,21 @@ impl Beating {
                     if !std::mem::replace(&mut missed, true) {
                         let text = error.to_string_with_sources();
                         warn!(label = "recovery", worker_id = &*worker_id, error = text, "a heartbeat was missed");
-                        let event = || self.surroundings.event(Some(text.clone()));
-                        let hooks = &self.surroundings.hooks;
-                        guarded("WorkerHeartbeatMissed", hooks.emit(WorkerHeartbeatMissed, event)).await;
+                        self.tell_missed(text);
                     }
                     wait = PAUSE.mul_f64(0.5 + jitter());
                 }
             }
         }
+    }
+
+    /// Calls the hooks on the application's runtime, and does not wait for them: that runtime may be blocked.
+    fn tell_missed(&self, error: String) {
+        let surroundings = self.surroundings.clone();
+        self.application.spawn(async move {
+            let event = || surroundings.event(Some(error.clone()));
+            guarded("WorkerHeartbeatMissed", surroundings.hooks.emit(WorkerHeartbeatMissed, event)).await;
+        });
     }
 
     async fn connected(&mut self) -> Result<&mut PgConnection, Error> {
@@ -636,11 +740,16 @@ impl Beating {
             .bind(&*surroundings.worker_id)
             .bind(self.config.time_between_sweeps().as_secs_f64())
             .bind(other_tasks);
-        let beaten = tokio::time::timeout(patience, query.fetch_optional(self.connected().await?)).await;
+        let connection = self.connected().await?;
+        let sent = std::time::Instant::now();
+        let beaten = tokio::time::timeout(patience, query.fetch_optional(connection)).await;
         let beaten = beaten.map_err(|_| Error::NoAnswer { after: patience })?;
         let sweep_is_due = |row: Option<sqlx::postgres::PgRow>| row.map(|row| row.try_get("sweep_is_due")).transpose();
         let sweep_is_due = beaten.and_then(sweep_is_due).doing(|| "send a heartbeat".to_owned())?;
         self.tasks = tasks;
+        if sweep_is_due.is_some() {
+            self.pulse.beat(sent);
+        }
         Ok(sweep_is_due)
     }
 }
@@ -654,6 +763,14 @@ struct Sweeping {
 }
 
 impl Sweeping {
+    async fn sweep_until(self, stop: CancellationToken, declared_dead: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = declared_dead.cancelled() => {}
+            () = self.sweep_for_ever() => {}
+        }
+    }
+
     async fn sweep_for_ever(self) {
         // Not all at the same moment.
         let mut wait = self.config.sweep_interval.mul_f64(0.5 + jitter() / 2.0);
@@ -715,6 +832,24 @@ impl Sweeping {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_worker_begins_jobs_only_while_its_last_heartbeat_is_fresh() {
+        let now = std::time::Instant::now();
+        let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).expect("a running clock");
+        let pulse = Pulse::new(Some(Duration::from_secs(60)), ago(59));
+        assert!(pulse.may_begin());
+        let pulse = Pulse::new(Some(Duration::from_secs(60)), ago(60));
+        let mut beaten = std::pin::pin!(pulse.beaten.notified());
+        beaten.as_mut().enable();
+        assert!(!pulse.may_begin());
+        pulse.beat(ago(70));
+        assert!(!pulse.may_begin(), "the heartbeat took 70 seconds to arrive");
+        pulse.beat(now);
+        assert!(pulse.may_begin());
+        beaten.await;
+        assert!(Pulse::default().may_begin(), "a worker without recovery is never declared dead");
+    }
 
     #[tokio::test(flavor = "current_thread")]
     async fn who_was_away_judges_nobody_until_its_own_heart_has_beaten_for_a_while() {

@@ -20,6 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 
+/// Cleanup needs this isolation level, whatever the database's default is: it must see jobs that others have just added.
+const READ_COMMITTED: &str = "begin isolation level read committed";
+
+/// How many milliseconds cleanup waits before it tries again to lock names that were busy: at most a second in all.
+const CLEANUP_PAUSES: [u64; 5] = [20, 50, 130, 300, 500];
+
 /// What may be changed about jobs that do not run; what is `None` stays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RescheduleJobOptions {
@@ -288,25 +294,45 @@ impl WorkerUtils {
         sqlx::query_scalar(statement).bind(id).fetch_optional(&self.source).await.doing(doing)
     }
 
-    /// Clears up; returns how many rows that deleted. Safe beside running workers, but holds them up for a moment.
+    /// Deletes what is no longer needed and returns the number of deleted rows. Safe beside running workers and open
+    /// transactions: cleanup does not wait for them. It keeps the name of a task or queue while a transaction that adds a
+    /// job with this name, or with a name in the same of 64 buckets, is open; the next cleanup deletes it.
     pub async fn cleanup(&self, tasks: &[CleanupTask]) -> Result<u64, Error> {
-        let doing = || "clean up".to_owned();
-        let statements = self.statements()?;
         let mut deleted = 0;
         for task in tasks {
-            let mut transaction = self.source.begin().await.doing(doing)?;
-            let statement = match task {
-                CleanupTask::DeletePermanentlyFailedJobs => &statements.delete_failed_jobs,
-                CleanupTask::GcTaskIdentifiers => &statements.delete_unused_tasks,
-                CleanupTask::GcJobQueues => &statements.delete_unused_queues,
+            deleted += match task {
+                CleanupTask::DeletePermanentlyFailedJobs => self.delete_failed_jobs().await?,
+                CleanupTask::GcTaskIdentifiers => self.delete_unused_names("task").await?,
+                CleanupTask::GcJobQueues => self.delete_unused_names("queue").await?,
             };
-            if *task != CleanupTask::DeletePermanentlyFailedJobs {
-                sqlx::query(statements.lock_jobs.sql()).execute(&mut *transaction).await.doing(doing)?;
-            }
-            deleted += sqlx::query(statement.sql()).execute(&mut *transaction).await.doing(doing)?.rows_affected();
-            transaction.commit().await.doing(doing)?;
         }
         Ok(deleted)
+    }
+
+    async fn delete_failed_jobs(&self) -> Result<u64, Error> {
+        let doing = || "delete jobs that failed for good".to_owned();
+        let statement = self.statements()?.delete_failed_jobs.sql();
+        let mut transaction = self.source.begin_with(READ_COMMITTED).await.doing(doing)?;
+        let deleted = sqlx::query(statement).execute(&mut *transaction).await.doing(doing)?.rows_affected();
+        transaction.commit().await.doing(doing)?;
+        Ok(deleted)
+    }
+
+    /// Tries again if a name may be in use at this moment; most transactions that add jobs are short.
+    async fn delete_unused_names(&self, kind: &'static str) -> Result<u64, Error> {
+        let doing = || format!("delete {kind}s without jobs");
+        let statement = &self.statements()?.delete_unused_names;
+        let mut deleted = 0;
+        let mut pauses = CLEANUP_PAUSES.into_iter();
+        loop {
+            let mut transaction = self.source.begin_with(READ_COMMITTED).await.doing(doing)?;
+            let (count, is_busy): (i64, bool) =
+                sqlx::query_as(statement.sql()).bind(kind).fetch_one(&mut *transaction).await.doing(doing)?;
+            transaction.commit().await.doing(doing)?;
+            deleted += count.unsigned_abs();
+            let Some(pause) = pauses.next().filter(|_| is_busy) else { return Ok(deleted) };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
     }
 
     /// The workers that have registered (those whose recovery is on); stale is who has not been heard of for so long.

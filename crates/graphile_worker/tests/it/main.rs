@@ -5,6 +5,7 @@
 mod add_job;
 mod add_jobs;
 mod admin;
+mod cleanup;
 mod cron;
 mod documented_sql;
 mod hooks;

@@ -36,7 +36,7 @@ async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
     assert_eq!(ledger.as_object().unwrap().len(), 20, "Node's ids and no other");
     assert_eq!(
         db.value("select json_agg(id order by id) from graphile_worker._rs_additions").await,
-        json!([1, 2, 3, 4, 5])
+        json!([2, 3, 4, 5, 6])
     );
 }
 
@@ -472,4 +472,26 @@ async fn a_role_that_cannot_see_a_job_is_told_so_and_does_not_search_for_ever() 
     }
     drop(granted);
     drop_role(&db, &role).await;
+}
+
+#[tokio::test]
+async fn creating_the_triggers_waits_for_an_open_transaction_but_lets_others_work_meanwhile() {
+    let db = Db::installed().await;
+    db.run(
+        "delete from graphile_worker._rs_additions where id = 6;
+         drop trigger _rs_keep_used_queue on graphile_worker._private_job_queues",
+    )
+    .await;
+    let mut open = db.connect().await;
+    sqlx::raw_sql("begin; select graphile_worker.add_job('t', queue_name := 'new')").execute(&mut open).await.unwrap();
+    let pool = db.pool.clone();
+    let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    while db.value(waits).await == 0 {}
+    db.add_job("'t', queue_name := 'newer'").await;
+    assert!(!migrating.is_finished());
+    sqlx::raw_sql("commit").execute(&mut open).await.unwrap();
+    assert!(migrating.await.unwrap().unwrap().changed);
+    let triggers = "select count(*) from pg_trigger where tgname = '_rs_keep_used_queue'";
+    assert_eq!(db.value(triggers).await, 1);
 }

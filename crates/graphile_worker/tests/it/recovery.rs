@@ -4,11 +4,12 @@ use crate::support::{Db, Started, until};
 use chrono::{DateTime, Utc};
 use graphile_worker::{
     Error, FailureReason, HookRegistry, INFRASTRUCTURE_RESILIENT_FLAG, JobInterrupted, JobQuarantined, JobRecovery,
-    JobRecoveryResult, SweepStaleWorkersOptions, WorkerContext, WorkerOptions, WorkerRecovered, WorkerRecoveryConfig,
-    WorkerUtils,
+    JobRecoveryResult, SweepStaleWorkersOptions, WorkerContext, WorkerHeartbeatMissed, WorkerOptions, WorkerRecovered,
+    WorkerRecoveryConfig, WorkerUtils,
 };
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
@@ -454,4 +455,102 @@ async fn a_worker_whose_heartbeat_is_old_claims_nothing() -> Result<(), Error> {
     while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
     worker.request_shutdown();
     running.await.unwrap()
+}
+
+const HEARTBEATS: &str = "from pg_stat_activity
+    where datname = current_database() and application_name like 'graphile_worker rs-live-% heartbeat'";
+
+/// Two workers, each with all of its handlers, claims and sweeps on one thread.
+#[test]
+fn a_handler_that_blocks_its_thread_keeps_its_job_while_other_workers_sweep() {
+    let single_thread = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let test = single_thread();
+    let db = test.block_on(Db::installed());
+    let (runs, at_once, most) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let release = Arc::new((Mutex::new(false), Condvar::new()));
+    let workers = [(); 2].map(|()| {
+        let (runs, at_once, most, release) = (runs.clone(), at_once.clone(), most.clone(), release.clone());
+        let options = WorkerOptions::default()
+            .database_url(db.url())
+            .listen_os_shutdown_signals(false)
+            .concurrency(1)
+            .heartbeat_interval(Duration::from_millis(250))
+            .sweep_interval(Duration::from_millis(250))
+            .sweep_threshold(Duration::from_secs(2))
+            .recovery_delay(Duration::ZERO)
+            .poll_interval(Duration::from_millis(100))
+            .define_task("blocks", move |_: Value, _: WorkerContext| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                most.fetch_max(at_once.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                let (released, changed) = &*release;
+                drop(changed.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
+                at_once.fetch_sub(1, Ordering::SeqCst);
+                async {}
+            });
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            single_thread().block_on(async {
+                let worker = Arc::new(options.init().await.unwrap());
+                sender.send(worker.clone()).unwrap();
+                worker.run().await.unwrap();
+            });
+        });
+        (receiver.recv().unwrap(), thread)
+    });
+    test.block_on(async {
+        until("both workers are registered", async || {
+            (db.value("select count(*) from graphile_worker._rs_workers").await == 2).then_some(())
+        })
+        .await;
+        db.add_job("'blocks'").await;
+        // Long enough that the other worker would have recovered the job, and has looked for that.
+        let swept = "select coalesce(bool_or(swept_at > jobs.locked_at + interval '4 seconds'), false)
+                     from graphile_worker._rs_workers, graphile_worker._private_jobs as jobs";
+        until("the job has run for long, or runs again", async || {
+            (runs.load(Ordering::SeqCst) > 1 || db.value(swept).await == true).then_some(())
+        })
+        .await;
+        *release.0.lock().unwrap() = true;
+        release.1.notify_all();
+        until("the job is completed", async || {
+            (db.value("select count(*) from graphile_worker._private_jobs").await == 0).then_some(())
+        })
+        .await;
+    });
+    for (worker, thread) in workers {
+        worker.request_shutdown();
+        thread.join().unwrap();
+    }
+    assert_eq!((runs.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (1, 1), "runs, and runs at once");
+}
+
+#[tokio::test]
+async fn hooks_that_hear_of_a_missed_heartbeat_run_on_the_applications_runtime() {
+    let db = Db::installed().await;
+    let (sender, mut missed) = mpsc::unbounded_channel();
+    let options = options(&db).define_task("t", |_: Value, _| async {}).on(WorkerHeartbeatMissed, move |ctx| {
+        sender.send((std::thread::current().id(), ctx.error.clone())).unwrap();
+        async {}
+    });
+    let started = Started::new(options).await;
+    until("the heartbeat is connected", async || {
+        (db.value(&format!("select count(*) {HEARTBEATS}")).await == 1).then_some(())
+    })
+    .await;
+    db.run(&format!("select pg_terminate_backend(pid) {HEARTBEATS}")).await;
+    let (thread, error) = missed.recv().await.unwrap();
+    assert_eq!(thread, std::thread::current().id());
+    assert!(error.is_some());
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn the_heartbeat_ends_with_its_worker_even_if_that_is_dropped() {
+    let db = Db::installed().await;
+    let started = Started::new(options(&db).define_task("t", |_: Value, _| async {})).await;
+    let heartbeats = format!("select count(*) {HEARTBEATS}");
+    until("the heartbeat is connected", async || (db.value(&heartbeats).await == 1).then_some(())).await;
+    started.running.abort();
+    until("the heartbeat has ended", async || (db.value(&heartbeats).await == 0).then_some(())).await;
 }

@@ -2,8 +2,8 @@
 
 use crate::support::Db;
 use graphile_worker::{
-    CleanupTask, Error, IntoTaskHandlerResult, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, TaskHandler,
-    WorkerContext, WorkerUtils,
+    Error, IntoTaskHandlerResult, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, TaskHandler, WorkerContext,
+    WorkerUtils,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -138,43 +138,6 @@ async fn local_time_is_used_only_when_asked_for() {
     assert!(local.run_at >= before - chrono::Duration::microseconds(1) && local.run_at <= chrono::Utc::now());
     let database = utils(&db).add_job(SyncUser(1), JobSpec::default()).await.unwrap();
     assert_eq!(database.run_at, database.created_at);
-}
-
-#[tokio::test]
-async fn cleaning_up_deletes_what_nobody_needs_and_nothing_else() {
-    let db = Db::installed().await;
-    db.run(
-        "select graphile_worker.add_job('used', queue_name := 'used');
-         select graphile_worker.add_job('gone', queue_name := 'gone', job_key := 'k');
-         select graphile_worker.remove_job('k');
-         select graphile_worker.add_job('failed', job_key := 'f');
-         select graphile_worker.permanently_fail_jobs(array(select id from graphile_worker.jobs where key = 'f'))",
-    )
-    .await;
-    let utils = utils(&db);
-    assert_eq!(utils.cleanup(&[CleanupTask::DeletePermanentlyFailedJobs]).await.unwrap(), 1);
-    assert_eq!(utils.cleanup(&[CleanupTask::GcTaskIdentifiers, CleanupTask::GcJobQueues]).await.unwrap(), 3);
-    assert_eq!(db.value("select json_agg(identifier) from graphile_worker._private_tasks").await, json!(["used"]));
-    assert_eq!(db.value("select json_agg(queue_name) from graphile_worker._private_job_queues").await, json!(["used"]));
-}
-
-#[tokio::test]
-async fn cleaning_up_waits_for_a_job_that_is_just_being_added() {
-    let db = Db::installed().await;
-    db.run("select graphile_worker.add_job('rare', job_key := 'k'); select graphile_worker.remove_job('k')").await;
-    let mut adding = db.connect().await;
-    sqlx::raw_sql("begin; select graphile_worker.add_job('rare')").execute(&mut adding).await.unwrap();
-    let cleaning = tokio::spawn({
-        let utils = utils(&db);
-        async move { utils.cleanup(&[CleanupTask::GcTaskIdentifiers]).await }
-    });
-    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    while db.value(waits).await == 0 {
-        tokio::task::yield_now().await;
-    }
-    sqlx::raw_sql("commit").execute(&mut adding).await.unwrap();
-    assert_eq!(cleaning.await.unwrap().unwrap(), 0);
-    assert_eq!(db.value("select task_identifier from graphile_worker.jobs").await, "rare");
 }
 
 #[cfg(feature = "tokio-postgres")]
@@ -317,4 +280,18 @@ async fn a_large_batch_returns_what_is_in_the_table() {
     let error = utils(&db).add_raw_jobs(&wrong).await.unwrap_err();
     assert!(format!("{error:?}").contains("Job 11001 of 12000"), "{error:?}");
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 12_000);
+}
+
+#[tokio::test]
+async fn a_large_batch_on_a_connection_without_a_transaction_is_still_one_transaction() {
+    let db = Db::installed().await;
+    let batch: Vec<RawJobSpec> = (0..12_000)
+        .map(|n| RawJobSpec { identifier: "t".to_owned(), payload: json!(n), spec: JobSpec::default() })
+        .collect();
+    let mut connection = db.connect().await;
+    utils(&db).within(&mut connection).add_raw_jobs(&batch).await.unwrap();
+    let added = db
+        .row("select count(*) as jobs, count(distinct xmin::text) as transactions from graphile_worker._private_jobs")
+        .await;
+    assert_eq!(added, json!({ "jobs": 12_000, "transactions": 1 }));
 }
