@@ -252,8 +252,8 @@ pub(crate) async fn active_workers(
             version: row.try_get("version")?,
             level: row.try_get("level")?,
             tasks: row.try_get::<Option<_>, _>("tasks")?.unwrap_or_default(),
-            started_at: row.try_get("started_at")?,
-            last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+            started_at: db::time(row, "started_at")?,
+            last_heartbeat_at: db::time(row, "last_heartbeat_at")?,
             is_stale: row.try_get("is_stale")?,
         })
     };
