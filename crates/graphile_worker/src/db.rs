@@ -92,6 +92,8 @@ pub(crate) mod queries {
     pub(crate) const INDEX_IS_VALID: &str = include_str!("../sql/queries/index_is_valid.sql");
     pub(crate) const ANNOUNCE_MIGRATION: &str = include_str!("../sql/queries/announce_migration.sql");
     pub(crate) const WANT_ADDITION: &str = include_str!("../sql/queries/want_addition.sql");
+    pub(crate) const WANT_MIGRATION: &str = include_str!("../sql/queries/want_migration.sql");
+    pub(crate) const FORGET_WANTED_MIGRATIONS: &str = include_str!("../sql/queries/forget_wanted_migrations.sql");
     pub(crate) const LOCK_HOLDERS: &str = include_str!("../sql/queries/lock_holders.sql");
     pub(crate) const LIVE_WORKERS: &str = include_str!("../sql/queries/live_workers.sql");
     pub(crate) const OLD_LAYOUT_LOCKS: &str = include_str!("../sql/queries/old_layout_locks.sql");
