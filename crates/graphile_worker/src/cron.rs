@@ -390,7 +390,7 @@ impl Cron {
         let rows = ask(connection, statement, |query| query.bind(&identifiers).bind(now)).await?;
         let known: HashMap<String, DateTime<Utc>> = rows
             .iter()
-            .map(|row| Ok((row.try_get("identifier")?, row.try_get("since")?)))
+            .map(|row| Ok((row.try_get("identifier")?, crate::db::time(row, "since")?)))
             .collect::<sqlx::Result<_>>()
             .doing(read)?;
         for item in self.items.iter_mut().filter(|item| item.is_new()) {

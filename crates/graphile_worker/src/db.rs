@@ -8,9 +8,11 @@ use crate::Error;
 use crate::job::Job;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
-use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgRow, PgTypeInfo, PgValueFormat, PgValueRef};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Postgres, Row};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// PostgreSQL cuts longer names off; two schemas could then be one.
@@ -90,6 +92,8 @@ pub(crate) mod queries {
     pub(crate) const INDEX_IS_VALID: &str = include_str!("../sql/queries/index_is_valid.sql");
     pub(crate) const ANNOUNCE_MIGRATION: &str = include_str!("../sql/queries/announce_migration.sql");
     pub(crate) const WANT_ADDITION: &str = include_str!("../sql/queries/want_addition.sql");
+    pub(crate) const WANT_MIGRATION: &str = include_str!("../sql/queries/want_migration.sql");
+    pub(crate) const FORGET_WANTED_MIGRATIONS: &str = include_str!("../sql/queries/forget_wanted_migrations.sql");
     pub(crate) const LOCK_HOLDERS: &str = include_str!("../sql/queries/lock_holders.sql");
     pub(crate) const LIVE_WORKERS: &str = include_str!("../sql/queries/live_workers.sql");
     pub(crate) const OLD_LAYOUT_LOCKS: &str = include_str!("../sql/queries/old_layout_locks.sql");
@@ -264,10 +268,134 @@ pub(crate) fn bound(statement: &Statement, parameters: Vec<Parameter>) -> Query<
     })
 }
 
-/// Builds a [`Job`] from a row of whichever driver. `$json` turns a parser's error into the driver's.
+/// A `timestamptz`. PostgreSQL holds times that chrono and JSON do not (±infinity, 4713 BC, the year 200000); the drivers'
+/// own decoders panic or fail on them, for the whole result. Here they become the first or the last day of the years 1 to
+/// 9999, so one odd row costs nothing but its own precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Time(pub(crate) DateTime<Utc>);
+
+impl Time {
+    /// From PostgreSQL's binary format: microseconds since 2000; the smallest and the largest mean ±infinity.
+    fn from_binary(micros: i64) -> Time {
+        const YEAR_2000: i64 = 946_684_800_000_000;
+        const FIRST: i64 = -62_135_596_800_000_000; // 0001-01-01
+        const LAST: i64 = 253_402_214_400_000_000; // 9999-12-31
+        let micros = micros.saturating_add(YEAR_2000).clamp(FIRST, LAST);
+        Time(DateTime::from_timestamp_micros(micros).unwrap_or_default())
+    }
+}
+
+impl sqlx::Type<Postgres> for Time {
+    fn type_info() -> PgTypeInfo {
+        <DateTime<Utc> as sqlx::Type<Postgres>>::type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Time {
+    fn decode(value: PgValueRef<'r>) -> Result<Time, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Ok(Time::from_binary(i64::from_be_bytes(value.as_bytes()?.try_into()?))),
+            PgValueFormat::Text => sqlx::Decode::<Postgres>::decode(value).map(Time),
+        }
+    }
+}
+
+#[cfg(feature = "tokio-postgres")]
+impl<'a> tokio_postgres::types::FromSql<'a> for Time {
+    fn from_sql(_: &tokio_postgres::types::Type, raw: &'a [u8]) -> Result<Time, BoxDynError> {
+        Ok(Time::from_binary(i64::from_be_bytes(raw.try_into()?)))
+    }
+
+    fn accepts(of: &tokio_postgres::types::Type) -> bool {
+        *of == tokio_postgres::types::Type::TIMESTAMPTZ
+    }
+}
+
+/// The time in a column.
+pub(crate) fn time(row: &PgRow, column: &str) -> sqlx::Result<DateTime<Utc>> {
+    row.try_get(column).map(|Time(time)| time)
+}
+
+/// The time in a column that may be null.
+pub(crate) fn optional_time(row: &PgRow, column: &str) -> sqlx::Result<Option<DateTime<Utc>>> {
+    row.try_get(column).map(|time: Option<Time>| time.map(|Time(time)| time))
+}
+
+/// The flags of a job, a `jsonb`. Reading never fails: a number that does not fit into an `f64` becomes a string of its
+/// digits, and so does anything that is nested too deep.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Flags(pub(crate) serde_json::Value);
+
+impl Flags {
+    /// From PostgreSQL's binary format: a version number, then the text.
+    fn from_binary(bytes: &[u8]) -> Result<Flags, BoxDynError> {
+        match bytes {
+            [1, text @ ..] => Ok(Flags(lenient(std::str::from_utf8(text)?, 0))),
+            _ => Err("jsonb of an unknown version".into()),
+        }
+    }
+}
+
+fn lenient(text: &str, depth: usize) -> serde_json::Value {
+    use serde_json::Value;
+    /// As deep as serde_json itself goes.
+    const DEEPEST: usize = 127;
+    let as_it_is = || Value::String(text.to_owned());
+    if let Ok(value) = serde_json::from_str(text) {
+        return value;
+    }
+    if depth > DEEPEST {
+        return as_it_is();
+    }
+    let deeper = |value: &RawValue| lenient(value.get(), depth + 1);
+    if let Ok(object) = serde_json::from_str::<HashMap<String, &RawValue>>(text) {
+        return Value::Object(object.into_iter().map(|(key, value)| (key, deeper(value))).collect());
+    }
+    match serde_json::from_str::<Vec<&RawValue>>(text) {
+        Ok(array) => Value::Array(array.into_iter().map(deeper).collect()),
+        Err(_) => as_it_is(),
+    }
+}
+
+impl sqlx::Type<Postgres> for Flags {
+    fn type_info() -> PgTypeInfo {
+        <serde_json::Value as sqlx::Type<Postgres>>::type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Flags {
+    fn decode(value: PgValueRef<'r>) -> Result<Flags, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Flags::from_binary(value.as_bytes()?),
+            PgValueFormat::Text => Ok(Flags(lenient(value.as_str()?, 0))),
+        }
+    }
+}
+
+#[cfg(feature = "tokio-postgres")]
+impl<'a> tokio_postgres::types::FromSql<'a> for Flags {
+    fn from_sql(_: &tokio_postgres::types::Type, raw: &'a [u8]) -> Result<Flags, BoxDynError> {
+        Flags::from_binary(raw)
+    }
+
+    fn accepts(of: &tokio_postgres::types::Type) -> bool {
+        *of == tokio_postgres::types::Type::JSONB
+    }
+}
+
+/// Builds a [`Job`] from a row of either driver. `$json` turns a parser's error into the driver's.
+///
+/// Whatever a row holds can be read: numbers and texts are what their columns allow, [`Time`] and [`Flags`] never fail, and
+/// every text that PostgreSQL takes for JSON is JSON to `RawValue`. An error means that the columns are not those of the
+/// contract.
 macro_rules! job_from_row {
     ($row:expr, $identifier:expr, $json:expr) => {{
         let payload: String = $row.try_get("payload")?;
+        let run_at: $crate::db::Time = $row.try_get("run_at")?;
+        let created_at: $crate::db::Time = $row.try_get("created_at")?;
+        let updated_at: $crate::db::Time = $row.try_get("updated_at")?;
+        let locked_at: Option<$crate::db::Time> = $row.try_get("locked_at")?;
+        let flags: Option<$crate::db::Flags> = $row.try_get("flags")?;
         Ok(Job {
             id: $row.try_get("id")?,
             task_identifier: match $identifier {
@@ -280,16 +408,16 @@ macro_rules! job_from_row {
             payload: RawValue::from_string(payload).map_err($json)?,
             job_queue_id: $row.try_get("job_queue_id")?,
             priority: $row.try_get("priority")?,
-            run_at: $row.try_get("run_at")?,
+            run_at: run_at.0,
             attempts: $row.try_get("attempts")?,
             max_attempts: $row.try_get("max_attempts")?,
             last_error: $row.try_get("last_error")?,
-            created_at: $row.try_get("created_at")?,
-            updated_at: $row.try_get("updated_at")?,
+            created_at: created_at.0,
+            updated_at: updated_at.0,
             key: $row.try_get("key")?,
-            locked_at: $row.try_get("locked_at")?,
+            locked_at: locked_at.map(|time| time.0),
             revision: $row.try_get("revision")?,
-            flags: $row.try_get("flags")?,
+            flags: flags.map(|flags| flags.0),
         })
     }};
 }
@@ -351,6 +479,27 @@ mod tests {
     #[test]
     fn a_schema_name_that_looks_like_a_placeholder_is_left_alone() {
         assert_eq!(sql(":'schema'", r#"a :"schema" b"#), r#"a ":'schema'" b"#);
+    }
+
+    #[test]
+    fn times_that_chrono_or_json_cannot_hold_are_clamped() {
+        let time = |micros| Time::from_binary(micros).0.to_rfc3339();
+        assert_eq!(time(0), "2000-01-01T00:00:00+00:00");
+        assert_eq!(time(-1), "1999-12-31T23:59:59.999999+00:00");
+        for (micros, clamped) in [(i64::MAX, "9999-12-31T00:00:00+00:00"), (i64::MIN, "0001-01-01T00:00:00+00:00")] {
+            assert_eq!(time(micros), clamped);
+            assert_eq!(time(micros / 2), clamped);
+        }
+    }
+
+    #[test]
+    fn flags_keep_what_json_values_cannot_hold_as_text() {
+        let flags = |text: &str| lenient(text, 0);
+        assert_eq!(flags(r#"{"a": true}"#), serde_json::json!({"a": true}));
+        assert_eq!(flags(r#"{"a": [true, {"b": 1e400}]}"#), serde_json::json!({"a": [true, {"b": "1e400"}]}));
+        assert_eq!(flags("-1e400"), serde_json::json!("-1e400"));
+        let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+        assert!(flags(&deep).is_array());
     }
 
     #[test]

@@ -38,11 +38,13 @@ pub enum Error {
 
     /// A newer release waits for the workers of older ones to finish, because it has to change the schema.
     #[error(
-        "a newer release is about to change the schema {schema:?} (step {step} of graphile_worker for Rust, and this release knows them up to {known}): use that release, or try again when it has given up"
+        "a newer release is about to change the schema {schema:?} (step {step} of {author}, and this release knows them up to {known}): use that release, or try again when it has given up"
     )]
     UpgradeUnderWay {
         /// The schema.
         schema: String,
+        /// Whose step: Node's graphile-worker's, or ours.
+        author: &'static str,
         /// The step that it waits to take.
         step: i32,
         /// The last step that is known here.

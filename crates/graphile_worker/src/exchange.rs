@@ -400,7 +400,11 @@ impl Exchange {
                     return Ok(reply);
                 }
                 Ok(Err(error)) if error.is_contention() => {
-                    debug!(label = "worker", error = error.to_string_with_sources(), "conflict with another transaction: trying again");
+                    debug!(
+                        label = "worker",
+                        error = error.to_string_with_sources(),
+                        "conflict with another transaction: trying again"
+                    );
                     continue;
                 }
                 Ok(Err(error)) if !error.is_retryable() => return Err(error),
@@ -457,11 +461,7 @@ impl Exchange {
     }
 
     /// The second lane's way: what becomes of an exchange whose answer is lost is for the first lane to find out.
-    pub(crate) async fn exchange_once(
-        &mut self,
-        report: &Report,
-        wants: &Wants,
-    ) -> Result<Answer, Error> {
+    pub(crate) async fn exchange_once(&mut self, report: &Report, wants: &Wants) -> Result<Answer, Error> {
         self.uncertain = false;
         let exchanging = async {
             let connection = match self.connection.take() {
@@ -678,11 +678,7 @@ impl Exchange {
     }
 
     /// How long until the next job is due that was not due yet at `claimed`, the time of the last claim.
-    pub(crate) async fn next_due(
-        &mut self,
-        claimed: DateTime<Utc>,
-        now: Option<DateTime<Utc>>,
-    ) -> Option<Duration> {
+    pub(crate) async fn next_due(&mut self, claimed: DateTime<Utc>, now: Option<DateTime<Utc>>) -> Option<Duration> {
         let mut connection = self.connection.take()?;
         let query = sqlx::query(self.statements.next_run_at.sql())
             .persistent(self.persistent)

@@ -12,6 +12,7 @@ use crate::exchange::{Answer, Ended, Lane, Pace, Report, WORTH_A_LANE};
 use crate::execute::Outcome;
 use crate::job::Job;
 use crate::next_claim::{ClaimResult, NextClaim};
+use crate::recovery::Pulse;
 use crate::settle::{self, Settlement};
 use crate::task::{Task, Tasks};
 use chrono::{DateTime, Utc};
@@ -32,6 +33,8 @@ const LONGEST_BLOCKED_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hand {
     state: Mutex<State>,
+    /// Whether jobs may begin.
+    pulse: Arc<Pulse>,
     job_ready: Notify,
     /// Notified when there is something to report, or room for more.
     pub(crate) exchange_due: Notify,
@@ -174,6 +177,7 @@ impl Hand {
         mut new_tasks: watch::Receiver<Arc<Tasks>>,
         concurrency: usize,
         poll_interval: Duration,
+        pulse: Arc<Pulse>,
     ) -> Hand {
         let tasks = new_tasks.borrow_and_update().clone();
         Hand {
@@ -199,6 +203,7 @@ impl Hand {
                 idle_queues: Vec::new(),
                 closed: false,
             }),
+            pulse,
             job_ready: Notify::new(),
             exchange_due: Notify::new(),
             second_lane_due: Notify::new(),
@@ -218,11 +223,17 @@ impl Hand {
         }
         loop {
             let mut ready = std::pin::pin!(self.job_ready.notified());
+            let mut beaten = std::pin::pin!(self.pulse.beaten.notified());
             ready.as_mut().enable();
+            beaten.as_mut().enable();
             match self.start() {
                 Next::Job(running) => return Some(running),
                 Next::Leave => return None,
-                Next::Wait => ready.await,
+                Next::Wait => tokio::select! {
+                    () = ready => {}
+                    // A heartbeat matters only if its absence is what keeps jobs from beginning.
+                    () = beaten, if !self.pulse.may_begin() => {}
+                },
             }
         }
     }
@@ -231,6 +242,9 @@ impl Hand {
         let mut state = self.state();
         if state.closed {
             return Next::Leave;
+        }
+        if !self.pulse.may_begin() {
+            return Next::Wait;
         }
         let ended = state.report.len();
         let started = state.start();
@@ -492,7 +506,8 @@ impl State {
     }
 
     fn is_much_to_do(&self) -> bool {
-        self.is_much_to_report() || (self.second.is_none() && self.next_claim.is_backlog() && self.wanted() >= WORTH_A_LANE)
+        self.is_much_to_report()
+            || (self.second.is_none() && self.next_claim.is_backlog() && self.wanted() >= WORTH_A_LANE)
     }
 
     /// Everything, except what the second lane's claim may stumble over, and the queues that it frees.
@@ -746,7 +761,7 @@ mod tests {
     }
 
     fn hand_with(tasks: &watch::Sender<Arc<Tasks>>) -> Hand {
-        Hand::new(tasks.subscribe(), 4 * WORTH_A_LANE, Duration::from_secs(2))
+        Hand::new(tasks.subscribe(), 4 * WORTH_A_LANE, Duration::from_secs(2), Arc::default())
     }
 
     fn hand() -> Hand {

@@ -3,6 +3,7 @@
 //! All of it can be written as JSON under the names of its fields. Why one job does not run is decided in `why`, whether all
 //! is well in `checkup`.
 
+use crate::db::{optional_time, time};
 use crate::error::Doing;
 use crate::{Error, WorkerUtils};
 use chrono::{DateTime, Utc};
@@ -343,7 +344,7 @@ impl WorkerUtils {
     pub async fn job_counters(&self) -> Result<JobCounters, Error> {
         let row = sqlx::query(self.statements()?.job_counters.sql()).fetch_one(self.pool()).await;
         let read = |row: PgRow| {
-            Ok(JobCounters { at: row.try_get("at")?, added: row.try_get("added")?, removed: row.try_get("removed")? })
+            Ok(JobCounters { at: time(&row, "at")?, added: row.try_get("added")?, removed: row.try_get("removed")? })
         };
         row.and_then(read).doing(|| "read the statistics of jobs".to_owned())
     }
@@ -378,14 +379,14 @@ pub(crate) fn summary(row: &PgRow) -> sqlx::Result<JobSummary> {
         queue_name: row.try_get("queue_name")?,
         state: state.parse().map_err(|problem: String| sqlx::Error::Decode(problem.into()))?,
         priority: row.try_get("priority")?,
-        run_at: row.try_get("run_at")?,
+        run_at: time(row, "run_at")?,
         attempts: row.try_get("attempts")?,
         max_attempts: row.try_get("max_attempts")?,
         last_error: row.try_get("last_error")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
+        created_at: time(row, "created_at")?,
+        updated_at: time(row, "updated_at")?,
         key: row.try_get("key")?,
-        locked_at: row.try_get("locked_at")?,
+        locked_at: optional_time(row, "locked_at")?,
         locked_by: row.try_get("locked_by")?,
         revision: row.try_get("revision")?,
         flags: row.try_get("flags")?,
@@ -397,10 +398,10 @@ fn details(row: &PgRow) -> sqlx::Result<JobDetails> {
     Ok(JobDetails {
         job: summary(row)?,
         payload: RawValue::from_string(payload).map_err(|error| sqlx::Error::Decode(error.into()))?,
-        queue_locked_at: row.try_get("queue_locked_at")?,
+        queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: row.try_get("queue_locked_by")?,
         recoveries: row.try_get("recoveries")?,
-        last_recovered_at: row.try_get("last_recovered_at")?,
+        last_recovered_at: optional_time(row, "last_recovered_at")?,
     })
 }
 
@@ -412,7 +413,7 @@ fn task_stats(row: &PgRow) -> sqlx::Result<TaskStats> {
         running: row.try_get("running")?,
         retrying: row.try_get("retrying")?,
         failed: row.try_get("failed")?,
-        oldest_due_at: row.try_get("oldest_due_at")?,
+        oldest_due_at: optional_time(row, "oldest_due_at")?,
         lag_seconds: row.try_get("lag_seconds")?,
     })
 }
@@ -436,8 +437,8 @@ fn queue(row: &PgRow) -> sqlx::Result<QueueSummary> {
         queue_name: row.try_get("queue_name")?,
         waiting: row.try_get("waiting")?,
         ready: row.try_get("ready")?,
-        oldest_due_at: row.try_get("oldest_due_at")?,
-        locked_at: row.try_get("locked_at")?,
+        oldest_due_at: optional_time(row, "oldest_due_at")?,
+        locked_at: optional_time(row, "locked_at")?,
         locked_by: row.try_get("locked_by")?,
         running_job_id: row.try_get("running_job_id")?,
     })
@@ -450,12 +451,12 @@ fn worker(row: &PgRow) -> sqlx::Result<WorkerSummary> {
         state: WorkerState::named(&state),
         version: row.try_get("version")?,
         tasks: row.try_get("tasks")?,
-        started_at: row.try_get("started_at")?,
-        last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+        started_at: optional_time(row, "started_at")?,
+        last_heartbeat_at: optional_time(row, "last_heartbeat_at")?,
         is_connected: row.try_get("is_connected")?,
         jobs: row.try_get("jobs")?,
         queues: row.try_get("queues")?,
-        holds_since: row.try_get("holds_since")?,
+        holds_since: optional_time(row, "holds_since")?,
     })
 }
 

@@ -4,7 +4,7 @@
 use crate::context::Surroundings;
 use crate::exchange::jitter;
 use crate::hooks::{ListenConnecting, ListenError, ListenSuccess};
-use crate::upgrade::{Notice, notice};
+use crate::upgrade::{Notice, notice_in_ledgers};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,6 +20,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long it may take until a new connection listens.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// An announcement on `worker:migrate` may come before the entry in the ledger that it is about: the ledgers are read at
+/// once, and then this often for so long. Many announcements cost no more than one.
+const LEDGERS_INTERVAL: Duration = Duration::from_secs(1);
+const LEDGERS_PERIOD: Duration = Duration::from_secs(10);
 
 /// Hears of new jobs until it is dropped.
 pub(crate) struct Listener {
@@ -200,10 +205,24 @@ async fn listen(
     // What this worker releases is for others: it has no use for it.
     let own = format!("\"worker\":\"{worker_id}\"");
     let mut probing = false;
+    let mut silent_since = Instant::now();
+    let mut announced = Announced::default();
     loop {
         let patience = if probing { PROBE_TIMEOUT } else { PROBE_INTERVAL };
-        match tokio::time::timeout(patience, listener.try_recv()).await {
-            Ok(Ok(Some(notification))) => {
+        let received = tokio::select! {
+            received = listener.try_recv() => Some(received),
+            () = tokio::time::sleep_until((silent_since + patience).into()) => None,
+            () = announced.time_to_read_the_ledgers() => {
+                announced.ledgers_are_read();
+                if let Some(Some(notice)) = notice_in_ledgers(&mut *listener, &surroundings.statements).await {
+                    must_leave.tell(notice);
+                }
+                continue;
+            }
+        };
+        silent_since = Instant::now();
+        match received {
+            Some(Ok(Some(notification))) => {
                 probing = false;
                 match notification.channel() {
                     "jobs:insert" if notification.payload().contains(&own) => {}
@@ -212,18 +231,15 @@ async fn listen(
                         heard.tasks_changed.store(true, Ordering::Release);
                         woken.notify_one();
                     }
-                    "worker:migrate" => {
-                        if let Some(notice) = notice(notification.payload(), &surroundings.statements.schema) {
-                            must_leave.tell(notice);
-                        }
-                    }
+                    // Whatever it says: any role that can connect can send it.
+                    "worker:migrate" => announced.again(),
                     _ => {}
                 }
             }
-            Ok(Ok(None)) => return "the connection was closed".to_owned(),
-            Ok(Err(error)) => return error.to_string(),
-            Err(_) if probing => return "it does not deliver what is sent to it".to_owned(),
-            Err(_) => {
+            Some(Ok(None)) => return "the connection was closed".to_owned(),
+            Some(Err(error)) => return error.to_string(),
+            None if probing => return "it does not deliver what is sent to it".to_owned(),
+            None => {
                 let probe =
                     sqlx::query("select pg_notify($1, '')").bind(probe_channel(worker_id)).execute(&mut *listener);
                 match tokio::time::timeout(PROBE_TIMEOUT, probe).await {
@@ -233,5 +249,32 @@ async fn listen(
                 }
             }
         }
+    }
+}
+
+/// When to read the ledgers because of announcements.
+#[derive(Default)]
+struct Announced {
+    read_until: Option<Instant>,
+    read_at: Option<Instant>,
+}
+
+impl Announced {
+    fn again(&mut self) {
+        self.read_until = Some(Instant::now() + LEDGERS_PERIOD);
+    }
+
+    async fn time_to_read_the_ledgers(&self) {
+        match (self.read_until, self.read_at) {
+            (None, _) => std::future::pending().await,
+            (Some(_), None) => {}
+            (Some(_), Some(read_at)) => tokio::time::sleep_until((read_at + LEDGERS_INTERVAL).into()).await,
+        }
+    }
+
+    fn ledgers_are_read(&mut self) {
+        let now = Instant::now();
+        self.read_at = Some(now);
+        self.read_until = self.read_until.filter(|until| now < *until);
     }
 }

@@ -410,6 +410,7 @@ impl Plan {
             additions: additions.map(|addition| addition.step).collect(),
             has_tables: found.layout == Layout::Current,
             workers_register: found.has_addition(WORKERS_STEP),
+            has_additions: found.additions.is_some(),
         };
         let concerns_somebody = !breaking.migrations.is_empty() || !breaking.additions.is_empty();
         (found.level().is_some() && concerns_somebody).then_some(breaking)
@@ -429,14 +430,11 @@ fn plan(schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         return Err(Error::SchemaOccupied { schema: schema.name().to_owned() });
     }
     let mut warnings = Vec::new();
-    refuse_unknown(schema, "Node's graphile-worker", found.ledger.as_deref(), LEVEL, &mut warnings)?;
-    refuse_unknown(schema, "graphile_worker for Rust", found.additions.as_deref(), last_addition(), &mut warnings)?;
-    if let Some(wanted) = found.additions.iter().flatten().find(|step| step.is_wanted && step.id > last_addition()) {
-        return Err(Error::UpgradeUnderWay {
-            schema: schema.name().to_owned(),
-            step: wanted.id,
-            known: last_addition(),
-        });
+    refuse_unknown(schema, upgrade::NODE, found.ledger.as_deref(), LEVEL, &mut warnings)?;
+    refuse_unknown(schema, upgrade::OURS, found.additions.as_deref(), last_addition(), &mut warnings)?;
+    let is_unknown = |step: &&Step| step.id > last_addition() || step.id < -LEVEL;
+    if let Some(wanted) = found.additions.iter().flatten().filter(|step| step.is_wanted).find(is_unknown) {
+        return Err(upgrade::under_way(schema.name().to_owned(), wanted.id));
     }
 
     let known: Vec<i32> = found.ledger.iter().flatten().map(|step| step.id).collect();
@@ -574,6 +572,13 @@ async fn apply(
     }
     for id in &plan.announce {
         upgrade::announce(connection, schema, *id).await?;
+    }
+    if found.additions.is_some() && !plan.announce.is_empty() {
+        sqlx::query(schema.sql(queries::FORGET_WANTED_MIGRATIONS))
+            .bind(&plan.announce)
+            .execute(connection)
+            .await
+            .doing(|| format!("complete our own ledger of {:?}", schema.name()))?;
     }
     Ok(moved_jobs)
 }
@@ -858,6 +863,17 @@ mod tests {
         let wanted = Step { is_wanted: true, ..taken(last_addition() + 1, true) };
         found.additions.as_mut().expect("a ledger").push(wanted);
         assert!(refused(&found).contains("a newer release is about to change the schema"));
+    }
+
+    #[test]
+    fn while_a_newer_release_waits_to_apply_a_breaking_migration_of_nodes_an_older_one_does_not_start() {
+        let wanted = |id: i32| {
+            let mut found = up_to_date();
+            found.additions.as_mut().expect("a ledger").push(Step { is_wanted: true, ..taken(-id, true) });
+            found
+        };
+        assert!(refused(&wanted(LEVEL + 1)).contains("(step 21 of Node's graphile-worker, and this release"));
+        assert!(planned(&wanted(LEVEL)).is_nothing(), "a step that this release knows keeps nobody from starting");
     }
 
     #[test]

@@ -257,8 +257,8 @@ pub(crate) async fn active_workers(
             version: row.try_get("version")?,
             level: row.try_get("level")?,
             tasks: row.try_get::<Option<_>, _>("tasks")?.unwrap_or_default(),
-            started_at: row.try_get("started_at")?,
-            last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+            started_at: db::time(row, "started_at")?,
+            last_heartbeat_at: db::time(row, "last_heartbeat_at")?,
             is_stale: row.try_get("is_stale")?,
         })
     };
@@ -444,8 +444,6 @@ struct Lease {
     since: Mutex<std::time::Instant>,
 }
 
-// The runners are about to ask it.
-#[allow(dead_code)]
 impl Pulse {
     fn new(length: Option<Duration>, sent: std::time::Instant) -> Pulse {
         let lease = length.map(|length| Lease { length, since: Mutex::new(sent) });
@@ -531,7 +529,6 @@ impl Heartbeat {
     }
 
     /// Whether the worker may begin jobs.
-    #[allow(dead_code)]
     pub(crate) fn pulse(&self) -> Arc<Pulse> {
         self.pulse.clone()
     }

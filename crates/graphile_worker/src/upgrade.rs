@@ -7,7 +7,6 @@ use crate::Error;
 use crate::db::{Schema, Statements, queries};
 use crate::error::Doing;
 use crate::migrate::{LEVEL, last_addition};
-use serde::Deserialize;
 use sqlx::postgres::PgRow;
 use sqlx::{Executor, PgConnection, Postgres, Row};
 use std::time::{Duration, Instant};
@@ -29,6 +28,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the log says that we still wait.
 const SAY_INTERVAL: Duration = Duration::from_secs(30);
 
+/// The authors of the two ledgers.
+pub(crate) const NODE: &str = "Node's graphile-worker";
+pub(crate) const OURS: &str = "graphile_worker for Rust";
+
+/// A wait that is longer is recorded as this long: a year.
+const LONGEST_RECORDED_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// What older workers must not work with, and how they can be known.
 pub(crate) struct Breaking {
     /// Steps of Node's ledger: they concern everybody.
@@ -39,6 +45,8 @@ pub(crate) struct Breaking {
     pub(crate) has_tables: bool,
     /// Whether there is a table where workers register.
     pub(crate) workers_register: bool,
+    /// Whether there is our own ledger. Without it, no worker of ours works here.
+    pub(crate) has_additions: bool,
 }
 
 /// A migration's wish that older workers finish.
@@ -103,14 +111,20 @@ async fn ask(
     breaking: &Breaking,
     time_left: Duration,
 ) -> Result<(), Error> {
-    for id in &breaking.migrations {
-        announce(connection, schema, *id).await?;
+    let mut wanted = Vec::new();
+    if breaking.has_additions {
+        wanted.extend(breaking.migrations.iter().map(|id| (queries::WANT_MIGRATION, id)));
+        wanted.extend(breaking.additions.iter().map(|step| (queries::WANT_ADDITION, step)));
+    } else {
+        for id in &breaking.migrations {
+            announce(connection, schema, *id).await?;
+        }
     }
-    for step in &breaking.additions {
-        sqlx::query(schema.sql(queries::WANT_ADDITION))
+    for (statement, step) in wanted {
+        sqlx::query(schema.sql(statement))
             .bind(step)
             .bind(ASKED_FOR.as_secs_f64())
-            .bind(time_left.as_secs_f64())
+            .bind(time_left.min(LONGEST_RECORDED_WAIT).as_secs_f64())
             .execute(&mut *connection)
             .await
             .doing(|| format!("ask older workers of {:?} to finish", schema.name()))?;
@@ -155,19 +169,6 @@ async fn older_workers(
     Ok(workers)
 }
 
-/// What is said on the channel `worker:migrate`, by Node's worker and by ours.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Announcement {
-    #[serde(rename = "migrationNumber")]
-    migration: Option<i32>,
-    breaking: bool,
-    schema: Option<String>,
-    addition: Option<i32>,
-    /// For how many seconds workers are waited for.
-    waits: Option<f64>,
-}
-
 /// Why a worker has to leave, and how long its jobs may take to finish, should that be longer than they may anyway.
 #[derive(Debug)]
 pub(crate) struct Notice {
@@ -181,30 +182,8 @@ impl From<Error> for Notice {
     }
 }
 
-/// What an announcement means for a worker of this release.
-pub(crate) fn notice(announcement: &str, schema: &Schema) -> Option<Notice> {
-    let said: Announcement = serde_json::from_str(announcement).ok()?;
-    if said.schema.is_some_and(|named| named != schema.name()) {
-        return None;
-    }
-    let schema = schema.name().to_owned();
-    match (said.addition, said.breaking) {
-        (Some(step), _) if step > last_addition() => Some(Notice {
-            reason: Error::UpgradeUnderWay { schema, step, known: last_addition() },
-            time_to_finish: Duration::try_from_secs_f64(said.waits.unwrap_or(0.0)).unwrap_or_default(),
-        }),
-        // Node does not say of which schema: better to leave for nothing than to stay for something. But one that this
-        // release knows is taken in another schema, or was taken here.
-        (None, true) if said.migration.is_none_or(|migration| migration > LEVEL) => {
-            let (author, unknown) = ("Node's graphile-worker", said.migration.into_iter().collect());
-            Some(Error::SchemaTooNew { schema, author, unknown, known: LEVEL }.into())
-        }
-        _ => None,
-    }
-}
-
-/// What the ledgers say, for a worker of this release that may have missed what was announced. None where there is no
-/// telling.
+/// Whether the ledgers say that a worker of this release has to leave. An announcement is only a reason to read them: any
+/// role that can connect can send one. None if they cannot be read.
 pub(crate) async fn notice_in_ledgers(
     connection: impl Executor<'_, Database = Postgres>,
     statements: &Statements,
@@ -219,50 +198,24 @@ fn notice_in(row: &PgRow, schema: &str) -> sqlx::Result<Option<Notice>> {
     let migrations: Vec<i32> = row.try_get("migrations")?;
     let additions: Vec<i32> = row.try_get("additions")?;
     let wanted: Option<i32> = row.try_get("wanted")?;
+    let taken_in: Option<f64> = row.try_get("taken_in")?;
     Ok(if !migrations.is_empty() {
-        let author = "Node's graphile-worker";
-        Some(Error::SchemaTooNew { schema, author, unknown: migrations, known: LEVEL }.into())
+        Some(Error::SchemaTooNew { schema, author: NODE, unknown: migrations, known: LEVEL }.into())
     } else if !additions.is_empty() {
-        let author = "graphile_worker for Rust";
-        Some(Error::SchemaTooNew { schema, author, unknown: additions, known: last_addition() }.into())
+        Some(Error::SchemaTooNew { schema, author: OURS, unknown: additions, known: last_addition() }.into())
     } else {
-        // Somebody waits; how long, is not written there.
         wanted.map(|step| Notice {
-            reason: Error::UpgradeUnderWay { schema, step, known: last_addition() },
-            time_to_finish: LONGEST_WAIT,
+            reason: under_way(schema, step),
+            time_to_finish: Duration::try_from_secs_f64(taken_in.unwrap_or(0.0)).unwrap_or_default(),
         })
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn why(announcement: &str) -> Option<String> {
-        let schema = Schema::new("graphile_worker").expect("a legal name");
-        notice(announcement, &schema).map(|notice| notice.reason.to_string())
-    }
-
-    #[test]
-    fn a_breaking_migration_of_this_schema_or_of_one_that_is_not_named_is_a_reason_to_leave() {
-        assert!(why(r#"{"migrationNumber":21,"breaking":true}"#).is_some_and(|why| why.contains("21")));
-        assert!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"graphile_worker"}"#).is_some());
-        assert_eq!(why(r#"{"migrationNumber":21,"breaking":true,"schema":"another"}"#), None);
-        assert_eq!(why(r#"{"migrationNumber":21,"breaking":false}"#), None);
-        assert_eq!(why(r#"{"migrationNumber":19,"breaking":true}"#), None, "this release knows it");
-    }
-
-    #[test]
-    fn a_step_of_ours_that_this_release_does_not_know_is_a_reason_to_leave() {
-        let step = |step: i32| why(&format!(r#"{{"breaking":false,"schema":"graphile_worker","addition":{step}}}"#));
-        assert!(step(last_addition() + 1).is_some_and(|why| why.contains("a newer release is about to change")));
-        assert_eq!(step(last_addition()), None);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_none() {
-        for announcement in ["", "null", "[]", "breaking", r#"{"breaking":"yes"}"#] {
-            assert_eq!(why(announcement), None, "{announcement}");
-        }
+/// A step of our ledger, or a migration of Node's by its negative number, that a newer release waits to take.
+pub(crate) fn under_way(schema: String, wanted: i32) -> Error {
+    if wanted < 0 {
+        Error::UpgradeUnderWay { schema, author: NODE, step: -wanted, known: LEVEL }
+    } else {
+        Error::UpgradeUnderWay { schema, author: OURS, step: wanted, known: last_addition() }
     }
 }

@@ -1,5 +1,6 @@
 //! Why a job does not run. What decides it is read in one statement; the decision is pure.
 
+use crate::db::{optional_time, time};
 use crate::error::Doing;
 use crate::inspect::{JobState, JobSummary, WorkerState, spoken, summary};
 use crate::{Error, WorkerUtils};
@@ -250,10 +251,10 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
     let id: Option<i64> = row.try_get("id")?;
     let worker_state: Option<String> = row.try_get("worker_state")?;
     Ok(Facts {
-        now: row.try_get("now")?,
+        now: time(row, "now")?,
         job: if id.is_some() { Some(summary(row)?) } else { None },
         worker_state: WorkerState::named(worker_state.as_deref().unwrap_or_default()),
-        queue_locked_at: row.try_get("queue_locked_at")?,
+        queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: row.try_get("queue_locked_by")?,
         queue_job_id: row.try_get("queue_job_id")?,
         ahead: row.try_get("ahead")?,
@@ -262,7 +263,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
         workers_with_task: row.try_get("workers_with_task")?,
         other_workers: row.try_get("other_workers")?,
         listeners: row.try_get("listeners")?,
-        last_heartbeat_at: row.try_get("last_heartbeat_at")?,
+        last_heartbeat_at: optional_time(row, "last_heartbeat_at")?,
     })
 }
 

@@ -15,7 +15,7 @@ use crate::hooks::{
 };
 use crate::listener::{Listener, MustLeave};
 use crate::options::{Settings, new_worker_id};
-use crate::recovery::Heartbeat;
+use crate::recovery::{Heartbeat, Pulse};
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
@@ -161,7 +161,8 @@ impl Worker {
                 "connected and looking for jobs"
             );
         }
-        let ended = self.work(listener, until, declared_dead.clone()).await;
+        let pulse = heartbeat.as_ref().map(Heartbeat::pulse).unwrap_or_default();
+        let ended = self.work(listener, until, declared_dead.clone(), pulse).await;
         // Where outcomes are not written, some may be on their way: nobody is to take the jobs for orphans yet.
         let not_written = matches!(ended, Err(Error::OutcomesNotWritten { .. }));
         if let Some(heartbeat) = heartbeat
@@ -218,7 +219,13 @@ impl Worker {
     }
 
     /// From `WorkerStart` to `WorkerStop`: each worker that begins tells of both, however it ends.
-    async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
+    async fn work(
+        &self,
+        listener: Listener,
+        until: Until,
+        declared_dead: CancellationToken,
+        pulse: Arc<Pulse>,
+    ) -> Result<(), Error> {
         let hooks = &self.surroundings.hooks;
         hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
         let opened = tokio::select! {
@@ -227,7 +234,7 @@ impl Worker {
         };
         match opened {
             Ok(Some(exchange)) => {
-                let mut shift = self.begin_shift(exchange, listener, until, declared_dead);
+                let mut shift = self.begin_shift(exchange, listener, until, declared_dead, pulse);
                 let ended = shift.exchange_until_done().await;
                 shift.leave(ended).await
             }
@@ -261,10 +268,12 @@ impl Worker {
         listener: Listener,
         until: Until,
         declared_dead: CancellationToken,
+        pulse: Arc<Pulse>,
     ) -> Shift<'_> {
         let mut tasks = self.tasks.subscribe();
         exchange.tasks_are(tasks.borrow_and_update().keys().cloned().collect());
-        let hand = Arc::new(Hand::new(self.tasks.subscribe(), self.settings.concurrency, self.settings.poll_interval));
+        let Settings { concurrency, poll_interval, .. } = *self.settings;
+        let hand = Arc::new(Hand::new(self.tasks.subscribe(), concurrency, poll_interval, pulse));
         let mut runners = JoinSet::new();
         for _ in 0..self.settings.concurrency {
             runners.spawn(run_jobs(hand.clone(), self.surroundings.clone()));
@@ -500,8 +509,7 @@ impl Shift<'_> {
                         return ended.map(|_| ());
                     }
                 };
-                let (claimed, contended, clock) =
-                    (reply.answer.jobs.len(), reply.answer.contended, reply.answer.clock);
+                let (claimed, contended, clock) = (reply.answer.jobs.len(), reply.answer.contended, reply.answer.clock);
                 self.hand.measured_round_trip(reply.answer.took);
                 self.hand.receive_unknown(reply.found_again);
                 let written = self.receive(report, reply.answer);
@@ -584,7 +592,9 @@ impl Shift<'_> {
         let was_asked = self.asked_at.is_some_and(|asked| asked.elapsed() < ASK_INTERVAL);
         if was_asked && self.due_at.is_none_or(|due| due > now_here) {
             // Under load, an exchange a millisecond, the answer of a moment ago will do for a moment.
-            return self.hand.claim_not_after(self.due_at.unwrap_or(now_here + ASK_INTERVAL).min(now_here + ASK_INTERVAL));
+            return self
+                .hand
+                .claim_not_after(self.due_at.unwrap_or(now_here + ASK_INTERVAL).min(now_here + ASK_INTERVAL));
         }
         let Some(claimed) = claimed else { return };
         self.asked_at = Some(now_here);

@@ -1,6 +1,6 @@
 -- Adds one job. Its task is not looked up: one that is made just now is not visible to this statement.
 select
   jobs.id, jobs.job_queue_id, $1::text as task_identifier, jobs.payload::text as payload, jobs.priority,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
   jobs.locked_at, jobs.revision, jobs.flags
 from :"schema".add_job($1, $2::text::json, $3, $4, $5, $6, $7, $8, $9) as jobs;

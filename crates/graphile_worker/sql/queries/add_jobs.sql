@@ -2,7 +2,7 @@
 -- arrays must be rectangular. Tasks are not looked up: the caller knows them, and the rows come in the order given.
 select
   jobs.id, jobs.job_queue_id, '' as task_identifier, jobs.payload::text as payload, jobs.priority,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
   jobs.locked_at, jobs.revision, jobs.flags
 from :"schema".add_jobs(
   array(

@@ -24,7 +24,7 @@ with names as materialized (
 )
 select
   known.position, added.id, added.job_queue_id, known.identifier as task_identifier, added.payload::text as payload,
-  added.priority, greatest(least(added.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, added.attempts,
-  added.max_attempts, added.last_error, added.created_at, added.updated_at, added.key, added.locked_at, added.revision,
+  added.priority, added.run_at, added.attempts, added.max_attempts,
+  added.last_error, added.created_at, added.updated_at, added.key, added.locked_at, added.revision,
   added.flags
 from added join known using (id);

@@ -5,6 +5,6 @@ with new as (
   select unnest($1::text[]), $2
   on conflict do nothing
 )
-select identifier, greatest(least(coalesce(last_execution, known_since), '9999-12-31Z'), '0001-01-01Z') as since
+select identifier, coalesce(last_execution, known_since) as since
 from :"schema"._private_known_crontabs
 where identifier = any ($1);

@@ -328,8 +328,7 @@ alive as (
   -- be left out here while its queue is locked above.
   where jobs.id = any (array(select id from chosen))
   returning
-    id, job_queue_id, task_id, payload::text as payload, priority,
-    greatest(least(run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, attempts, max_attempts, last_error,
+    id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
     created_at, updated_at, key, locked_at, revision, flags
 ),
 -- What other workers can do now: jobs that go back unbegun, and due jobs of a queue that is free.

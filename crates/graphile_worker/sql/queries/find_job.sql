@@ -9,8 +9,8 @@ select
     when jobs.attempts > 0 then 'retrying'
     else 'scheduled'
   end as state,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
-  jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
+  jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
   case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
     as flags,
   jobs.payload::text as payload, job_queues.locked_at as queue_locked_at, job_queues.locked_by as queue_locked_by,

@@ -5,8 +5,8 @@
 -- goes by the primary key, one key by its index. What is rare and has no index reads the table (0.2 s for a million jobs).
 select
   jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, state.name as state, jobs.priority,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
-  jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
+  jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
   case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
     as flags
 from :"schema"._private_jobs as jobs

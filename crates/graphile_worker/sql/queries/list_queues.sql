@@ -3,7 +3,7 @@
 with waiting as (
   select
     job_queue_id, count(*) as waiting, count(*) filter (where run_at <= now()) as ready,
-    min(greatest(run_at, '0001-01-01Z')) filter (where run_at <= now()) as oldest_due_at
+    min(run_at) filter (where run_at <= now()) as oldest_due_at
   from :"schema"._private_jobs
   where is_available = true and job_queue_id is not null
   group by job_queue_id

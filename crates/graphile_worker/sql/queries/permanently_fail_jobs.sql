@@ -1,7 +1,7 @@
 -- Uses up the attempts of the jobs $1 that do not run, for reason $2.
 select
   jobs.id, jobs.job_queue_id, tasks.identifier as task_identifier, jobs.payload::text as payload, jobs.priority,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
   jobs.locked_at, jobs.revision, jobs.flags
 from :"schema".permanently_fail_jobs($1, $2) as jobs
 join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id;

@@ -2,7 +2,7 @@
 -- somebody else is left for the next sweep. Reads the whole table: nothing indexes locked_by.
 select
   jobs.id, jobs.job_queue_id, jobs.payload::text as payload, jobs.priority,
-  greatest(least(jobs.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, jobs.attempts, jobs.max_attempts,
+  jobs.run_at, jobs.attempts, jobs.max_attempts,
   jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.revision, jobs.flags,
   jobs.locked_by, tasks.identifier as task_identifier
 from :"schema"._private_jobs as jobs

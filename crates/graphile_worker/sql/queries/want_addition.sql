@@ -1,14 +1,12 @@
--- Asks the workers of older releases to finish, because the breaking step $1 is about to be taken: those that run by a
--- notification, those that would start by a note in our ledger, which holds for $2 seconds. $3 says for how many seconds
--- they are waited for. Where the step has been taken meanwhile, nobody is asked.
+-- Asks the workers of older releases to finish, because the breaking step $1 is about to be taken: with a row in our ledger,
+-- which holds for $2 seconds, and a notification to read it. `ts` is when the step is taken at the latest, in $3 seconds.
+-- Nothing happens if the step was taken meanwhile.
 with wanted as (
-  insert into :"schema"._rs_additions as additions (id, breaking, wanted_until)
-  values ($1, true, now() + make_interval(secs => $2))
-  on conflict (id) do update set wanted_until = excluded.wanted_until where additions.wanted_until is not null
+  insert into :"schema"._rs_additions as additions (id, breaking, ts, wanted_until)
+  values ($1, true, now() + make_interval(secs => $3::float8), now() + make_interval(secs => $2::float8))
+  on conflict (id) do update set ts = excluded.ts, wanted_until = excluded.wanted_until
+    where additions.wanted_until is not null
   returning id
 )
-select pg_notify(
-  'worker:migrate',
-  json_build_object('breaking', false, 'schema', :'schema', 'addition', id, 'waits', $3::float8)::text
-)
+select pg_notify('worker:migrate', json_build_object('breaking', false, 'schema', :'schema', 'addition', id)::text)
 from wanted;

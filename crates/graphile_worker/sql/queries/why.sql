@@ -37,7 +37,7 @@ select
     when job.attempts > 0 then 'retrying'
     else 'scheduled'
   end as state,
-  greatest(least(job.run_at, '9999-12-31Z'), '0001-01-01Z') as run_at, job.attempts, job.max_attempts, job.last_error,
+  job.run_at, job.attempts, job.max_attempts, job.last_error,
   job.created_at, job.updated_at, job.key, job.locked_at, job.locked_by, job.revision,
   case when jsonb_typeof(job.flags) = 'object' then array(select jsonb_object_keys(job.flags)) else '{}' end
     as flags,

@@ -7,8 +7,9 @@
 -- `checksum` is that of the SQL functions as a step left them (queries/functions_checksum.sql): how we
 -- notice that another program has replaced them since.
 --
--- `wanted_until` marks a breaking step that is not taken yet: a newer release wants to take it, and waits for older workers
--- to finish. Until then, and no longer, an older release does not start.
+-- `wanted_until` marks a breaking step that is not taken yet: a newer release wants to take it, at `ts` at the latest, and
+-- waits for older workers to finish. Until then, and no longer, an older release does not start. A negative id is a
+-- migration of Node's ledger that a newer release wants to apply.
 create table :"schema"._rs_additions (
   id int primary key,
   ts timestamptz not null default now(),

@@ -14,6 +14,7 @@ mod hosts;
 mod inspect;
 mod job_key;
 mod migrate;
+mod odd_rows;
 mod old_layouts;
 mod outages;
 mod plans;

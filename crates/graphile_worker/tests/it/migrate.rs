@@ -336,8 +336,11 @@ async fn a_breaking_step_waits_for_workers_that_hold_jobs() {
     let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
     while listener.received(&db).await.is_empty() {}
     assert_eq!(db.value("select max(id) from graphile_worker.migrations").await, 18);
+    let wanted = "select coalesce(json_agg(id), '[]') from graphile_worker._rs_additions where wanted_until > now()";
+    assert_eq!(db.value(wanted).await, json!([-19]), "our own workers believe the ledger, not the announcement");
     db.run("update graphile_worker._private_jobs set locked_by = null, locked_at = null").await;
     assert_eq!(migrating.await.unwrap().unwrap().level, 20);
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_additions where id < 0").await, 0);
 }
 
 #[tokio::test]

@@ -113,7 +113,9 @@ async fn a_worker_whose_connections_were_all_closed_lives_and_keeps_its_job() {
     begun.notified().await;
     let holder = locks(&db).await;
     let of_worker = "from pg_stat_activity where datname = current_database() and application_name like 'graphile_worker rs-live-%'";
-    let closed = db.value(&format!("select json_agg(pid) from (select pid, pg_terminate_backend(pid) {of_worker}) as closed")).await;
+    let closed = db
+        .value(&format!("select json_agg(pid) from (select pid, pg_terminate_backend(pid) {of_worker}) as closed"))
+        .await;
     let open = format!("select count(*) {of_worker} and pid = any (array{closed})");
     until("they are closed", async || (db.value(&open).await == 0).then_some(())).await;
     let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();

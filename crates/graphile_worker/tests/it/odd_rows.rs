@@ -1,0 +1,148 @@
+//! Rows that nobody should write, and that anybody who may change the table can: times and numbers at the limits of their
+//! types. One such row must not cost anything but itself.
+
+use crate::support::Db;
+use graphile_worker::{
+    JobFilter, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerContext, WorkerOptions, WorkerUtils,
+};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What is set in the row of a job.
+const ODD: [&str; 22] = [
+    "created_at = 'infinity'",
+    "created_at = '-infinity'",
+    "updated_at = 'infinity'",
+    "updated_at = '-infinity'",
+    "created_at = '200000-01-01'",
+    "updated_at = '4000-01-01 BC'",
+    "run_at = '-infinity'",
+    "run_at = '4000-01-01 BC', priority = 32767",
+    "priority = -32768",
+    "flags = '[1, 2]'",
+    "flags = '\"x\"'",
+    "flags = '{\"a\": 1e400}'",
+    "flags = (repeat('[', 1000) || repeat(']', 1000))::jsonb",
+    "payload = '1e999999'",
+    "payload = ' [1, 2] '",
+    "payload = '\"\\ud83e\"'",
+    "payload = '\"\\u0000\"'",
+    "payload = (repeat('[', 5000) || repeat(']', 5000))::json",
+    "attempts = -32768",
+    "max_attempts = 32767, attempts = 32766",
+    "revision = 2147483647, key = repeat('\u{1F980}', 512)",
+    "last_error = repeat('x', 1000000)",
+];
+
+/// A job for each, of the task `t`, and an ordinary one. Their ids are 1, 2, 3, …
+async fn database() -> Db {
+    let db = Db::installed().await;
+    for odd in ODD {
+        let id = &db.add_job("'t'").await["id"];
+        db.run(&format!("update graphile_worker._private_jobs set {odd} where id = {id}")).await;
+    }
+    db.add_job("'t'").await;
+    db
+}
+
+fn ids() -> Vec<i64> {
+    (1..=ODD.len() as i64 + 1).collect()
+}
+
+#[tokio::test]
+async fn a_worker_runs_them_and_the_jobs_beside_them() {
+    let db = database().await;
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let runs = ran.clone();
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false).concurrency(2);
+    let options = options.define_task("t", move |_: Box<RawValue>, ctx: WorkerContext| {
+        runs.lock().unwrap().push(ctx.job().id);
+        async {}
+    });
+    options.init().await.unwrap().run_once().await.unwrap();
+    let mut ran = std::mem::take(&mut *ran.lock().unwrap());
+    ran.sort();
+    assert_eq!(ran, ids());
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_payload_that_the_handler_cannot_take_fails_its_own_job_only() {
+    let db = database().await;
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false).concurrency(2);
+    let worker = options.define_task("t", |_: Value, _: WorkerContext| async {}).init().await.unwrap();
+    worker.run_once().await.unwrap();
+    let failed =
+        "select json_agg(json_build_array(payload::text, last_error is not null, locked_at is null) order by id)
+        from graphile_worker._private_jobs where length(payload::text) < 1000";
+    let surrogate = "\"\\ud83e\"";
+    assert_eq!(db.value(failed).await, json!([["1e999999", true, true], [surrogate, true, true]]));
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3, "the third is nested too deep");
+}
+
+#[tokio::test]
+async fn the_utilities_read_them_all() {
+    let db = database().await;
+    db.run("update graphile_worker._private_jobs set run_at = 'infinity' where id = 1").await;
+    db.run("update graphile_worker._private_jobs set locked_at = 'infinity', locked_by = 'somebody' where id = 2")
+        .await;
+    let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
+    let jobs = utils.list_jobs(&JobFilter::default()).await.unwrap();
+    let mut listed: Vec<i64> = jobs.iter().map(|job| job.id).collect();
+    listed.sort();
+    assert_eq!(listed, ids());
+    let first = jobs.iter().find(|job| job.id == 1).unwrap();
+    let last_day: chrono::DateTime<chrono::Utc> = "9999-12-31T00:00:00Z".parse().unwrap();
+    assert_eq!((first.created_at, first.run_at), (last_day, last_day));
+    for id in ids() {
+        let found = utils.find_job(id).await.unwrap().unwrap();
+        assert_eq!(found.job.id, id);
+        serde_json::to_string(&found).unwrap();
+        serde_json::to_string(&utils.why(id).await.unwrap()).unwrap();
+    }
+    assert_eq!(utils.stats().await.unwrap().total(), ODD.len() as i64 + 1);
+    utils.checkup().await.unwrap();
+    assert_eq!(utils.list_workers(Duration::from_secs(1)).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn the_utilities_change_them_through_either_driver() {
+    let db = database().await;
+    let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
+    let options = RescheduleJobOptions { priority: Some(1), ..Default::default() };
+    let rescheduled = utils.reschedule_jobs(&ids(), options.clone()).await.unwrap();
+    assert_eq!(rescheduled.len(), ids().len());
+    let flags = rescheduled.iter().find_map(|job| job.flags.as_ref()?.get("a")).expect("the large number");
+    assert_eq!(flags.as_str().map(str::len), Some(401), "its digits");
+
+    #[cfg(feature = "tokio-postgres")]
+    {
+        let (client, connection) = tokio_postgres::connect(db.url(), tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let within = utils.within_tokio_postgres(&client);
+        let again = within.reschedule_jobs(&ids(), options).await.unwrap();
+        let json = |jobs: &[graphile_worker::Job]| -> Vec<_> {
+            jobs.iter().map(|job| (job.id, job.run_at, job.created_at, job.flags.clone())).collect()
+        };
+        assert_eq!(json(&again), json(&rescheduled));
+    }
+    assert_eq!(utils.permanently_fail_jobs(&ids(), "enough").await.unwrap().len(), ids().len());
+    assert_eq!(utils.complete_jobs(&ids()).await.unwrap().len(), ids().len());
+}
+
+#[tokio::test]
+async fn a_sweep_frees_them_with_the_others_of_their_worker() {
+    let db = database().await;
+    db.run(
+        "update graphile_worker._private_jobs set locked_by = 'rs-live-dead', locked_at = now();
+         update graphile_worker._private_jobs set locked_at = 'infinity' where id = 1;
+         insert into graphile_worker._rs_workers (worker_id, last_heartbeat_at) values ('rs-live-dead', '-infinity')",
+    )
+    .await;
+    let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
+    assert_eq!(utils.list_workers(Duration::from_secs(1)).await.unwrap().len(), 1);
+    let swept = utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+    assert_eq!(swept.recovered_count, ids().len() as u64);
+}
