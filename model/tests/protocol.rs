@@ -1,0 +1,35 @@
+//! The correct protocol keeps every property in every state of every small world.
+
+#![allow(clippy::unwrap_used)]
+
+use graphile_worker_model::{Protocol, Setup};
+use stateright::{Checker, Model};
+use std::time::Instant;
+
+/// Visits all states, and prints how many there are.
+fn check(theme: &str, setup: Setup) {
+    let began = Instant::now();
+    let checker = Protocol::new(setup).checker().threads(2).spawn_bfs().join();
+    println!(
+        "{theme}: {} unique states, depth {}, {:.1} s",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        began.elapsed().as_secs_f64()
+    );
+    checker.assert_properties();
+}
+
+macro_rules! worlds {
+    ($($theme:ident)*) => {
+        $(
+            #[test]
+            fn $theme() {
+                check(stringify!($theme), Setup::$theme());
+            }
+        )*
+    };
+}
+
+worlds! {
+    lost_answers two_lanes queue keys row_locks row_locks_of_a_queue recovery_of_keyed_jobs recovery_of_queues names
+}
