@@ -110,8 +110,9 @@ impl Protocol {
             }
             let mut actions = Vec::new();
             self.actions(&state, &mut actions);
-            let next = actions.into_iter().filter_map(|action| Some((helpfulness(&state, action)?, action)));
-            match next.min_by_key(|(rank, _)| *rank).and_then(|(_, action)| self.next_state(&state, action)) {
+            actions.retain(|action| helpfulness(&state, *action).is_some());
+            actions.sort_by_key(|action| helpfulness(&state, *action));
+            match actions.into_iter().find_map(|action| self.next_state(&state, action)) {
                 Some(next) => state = next,
                 None if state.is_over() => break,
                 None => return false,

@@ -42,8 +42,9 @@ pub(crate) struct Job {
     pub(crate) has_begun: bool,
     /// For the invariants: it was retried, recovered, or skipped because of a row lock, so others may come first.
     pub(crate) lost_its_turn: bool,
-    /// For the invariants: recovery has refunded it after it was replaced.
-    pub(crate) recovered_after_replace: bool,
+    /// For the invariants: it was refunded by somebody who could not know how many attempts it had before it was
+    /// replaced, because replacing it had used them up.
+    pub(crate) attempts_unknown: bool,
 }
 
 impl Job {
@@ -219,7 +220,7 @@ impl Database {
             updated_since_lock: false,
             has_begun: false,
             lost_its_turn: false,
-            recovered_after_replace: false,
+            attempts_unknown: false,
         }));
     }
 
@@ -293,7 +294,9 @@ impl Database {
                     row.lost_its_turn = true;
                 }
                 Outcome::Interrupted => {
-                    if row.has_key == ended.job.had_key {
+                    // A key that was gone when the worker found the job is unchanged, too: so the mark counts here.
+                    let is_refused = row.counts_as_removed(bug) && bug != Some(Bug::InterruptIgnoresRemoval);
+                    if row.has_key == ended.job.had_key && !is_refused {
                         row.attempts -= 1;
                     }
                     row.unlock();
@@ -305,6 +308,7 @@ impl Database {
                 }
                 Outcome::Released => {
                     if row.has_key == ended.job.had_key || bug != Some(Bug::ReleaseRefundsOnlySameKey) {
+                        row.attempts_unknown |= row.updated_since_lock && row.has_key == ended.job.had_key;
                         row.attempts = ended.job.attempts - 1;
                     }
                     row.unlock();
@@ -340,7 +344,7 @@ impl Database {
                 continue;
             }
             if is_row_locked {
-                row.lost_its_turn = true;
+                row.lost_its_turn |= row.queue.is_some();
                 continue;
             }
             row.locked_by = Some(worker);
@@ -400,7 +404,7 @@ impl Database {
             let is_replaced = !row.has_key && row.attempts >= row.max_attempts && row.updated_since_lock;
             if !row.counts_as_removed(bug) && !(is_replaced && bug == Some(Bug::RecoveryDoesNotRefundReplaced)) {
                 row.attempts -= 1;
-                row.recovered_after_replace |= is_replaced;
+                row.attempts_unknown |= is_replaced;
                 row.run_at = last;
                 last += 1;
             }

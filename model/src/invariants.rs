@@ -135,9 +135,12 @@ fn no_event_is_lost(state: &State) -> bool {
     database.added & !(database.begun | database.removed | can_run) == 0
 }
 
+/// Exactly, or at least one attempt if replacing the job had used them up before anybody knew how many there were.
 fn release_refunds(state: &State) -> bool {
     let mut never_began = state.database.rows().filter(|(_, job)| !job.has_begun && !job.removed);
-    never_began.all(|(_, job)| job.locked_by.is_some() || job.attempts == 0)
+    never_began.all(|(_, job)| {
+        job.locked_by.is_some() || job.attempts == 0 || (job.attempts_unknown && job.is_available())
+    })
 }
 
 fn nothing_commits_unheard(state: &State) -> bool {

@@ -84,7 +84,7 @@ impl Setup {
     /// The application replaces and removes a keyed job that is claimed, released, interrupted or retried.
     pub fn keys() -> Setup {
         let limits =
-            Limits { adds: 2, removes: 1, releases: 1, interrupts: 1, failures: 1, losses: 1, ..Limits::default() };
+            Limits { adds: 2, removes: 1, releases: 1, interrupts: 1, losses: 1, ..Limits::default() };
         Setup::new(1, 1, &[KEYED], limits)
     }
 
@@ -100,10 +100,16 @@ impl Setup {
         Setup::new(2, 1, &[QUEUED, QUEUED], limits)
     }
 
-    /// Workers die or lose touch while the application replaces and removes a keyed job.
+    /// Workers lose touch while the application replaces and removes a keyed job.
     pub fn recovery_of_keyed_jobs() -> Setup {
-        let limits = Limits { adds: 1, removes: 1, releases: 1, lapses: 1, deaths: 1, refreshes: 1, ..Limits::default() };
-        Setup::new(2, 1, &[KEYED], limits)
+        let limits = Limits { adds: 1, removes: 1, lapses: 1, refreshes: 1, ..Limits::default() };
+        Setup { capacity: 1, ..Setup::new(2, 1, &[KEYED], limits) }
+    }
+
+    /// A worker dies, another one loses touch, and exchanges of both are carried out late.
+    pub fn deaths() -> Setup {
+        let limits = Limits { deaths: 1, lapses: 1, losses: 1, releases: 1, ..Limits::default() };
+        Setup { capacity: 1, ..Setup::new(2, 1, &[PLAIN, PLAIN], limits) }
     }
 
     /// Workers die or lose touch while they hold jobs of a queue, and a row lock stops the sweep.
@@ -126,6 +132,8 @@ pub enum Bug {
     ReleaseRefundsOnlySameKey,
     /// Release refunds a job that was removed, too.
     ReleaseIgnoresRemoval,
+    /// An interrupted job is refunded although it was removed.
+    InterruptIgnoresRemoval,
     /// Recovery does not refund a job that has lost its key.
     RecoveryDoesNotRefundReplaced,
     /// A removed job is recognised by `updated_at > locked_at`, and a lock refresh moves `locked_at`.
@@ -140,6 +148,8 @@ pub enum Bug {
     HeldKnownById,
     /// The second lane exchanges between the look at what is held and the exchange after it.
     SecondLaneBesideTheLook,
+    /// The second lane exchanges while the first is uncertain.
+    SecondLaneWhileUncertain,
     /// The second lane reports jobs of queues.
     SecondLaneReportsQueued,
     /// An outcome is fenced by the worker alone, not by the claim.

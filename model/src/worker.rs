@@ -123,9 +123,10 @@ impl Worker {
                 FIRST => !self.is_uncertain(),
                 // It helps while the first is busy, and leaves lost answers to it.
                 _ => {
-                    (self.lanes[FIRST] != Lane::Idle || self.uncertain[FIRST])
-                        && !self.uncertain[SECOND]
+                    let may_be_uncertain = bug == Some(Bug::SecondLaneWhileUncertain) && !self.uncertain[SECOND];
+                    (self.lanes[FIRST] != Lane::Idle || may_be_uncertain)
                         && !matches!(self.lanes[FIRST], Lane::Held(_))
+                        && (!self.is_uncertain() || may_be_uncertain)
                         && (!self.alone || bug == Some(Bug::SecondLaneBesideTheLook))
                 }
             };
