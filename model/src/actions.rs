@@ -2,7 +2,7 @@
 //!
 //! Every action is atomic. Between any two of them any other may happen: that is what the checker tries.
 
-use crate::database::{Cleanup, Database, JobId, Outcome, Queue, WorkerId};
+use crate::database::{Cleanup, Database, Exchange, JobId, Outcome, Queue, WorkerId};
 use crate::invariants;
 use crate::setup::{Bug, Limits, Setup};
 use crate::worker::{FIRST, Heartbeat, Lane, Worker};
@@ -154,10 +154,16 @@ impl State {
             && self.workers.iter().filter(is_alive).all(Worker::is_idle)
     }
 
-    /// Whether a claim of this worker would find something: PostgreSQL would notify it.
-    fn something_waits(&self) -> bool {
-        let queue_is_free = |queue: Option<Queue>| queue.is_none_or(|queue| self.database.queues[queue as usize].is_none());
-        self.database.rows().any(|(_, job)| job.is_available() && queue_is_free(job.queue))
+    /// Whether a claim that also frees these queues would find something: PostgreSQL would notify the worker.
+    fn something_waits(&self, freed: &[Queue]) -> bool {
+        let may_take = |queue: Queue| self.database.queues[queue as usize].is_none() || freed.contains(&queue);
+        self.database.rows().any(|(_, job)| job.is_available() && job.queue.is_none_or(may_take))
+    }
+
+    /// The exchange that a lane of a worker would send now.
+    fn next_exchange(&self, worker: usize, lane: usize, protocol: &Protocol) -> Option<Exchange> {
+        let something_waits = |freed: &[Queue]| self.something_waits(freed);
+        self.workers[worker].exchange(lane, something_waits, &protocol.setup, protocol.bug)
     }
 
     /// The rows that exchanges have locked while they wait: with a bug only.
@@ -174,6 +180,29 @@ impl State {
             worker.id == id && worker.heartbeat == Heartbeat::Expired
         };
         self.database.dead_workers(is_expired)
+    }
+
+    /// The same state with the workers in another order, if that is the smaller one: which worker is which makes no
+    /// difference.
+    pub fn representative(&self) -> State {
+        let in_order = self.workers.windows(2).all(|pair| pair[0].sort_key() <= pair[1].sort_key());
+        if in_order {
+            return self.clone();
+        }
+        let mut order: Vec<usize> = (0..self.workers.len()).collect();
+        order.sort_by_key(|at| self.workers[*at].sort_key());
+        let renamed = |id: WorkerId| {
+            let worker = order.iter().position(|at| *at == id.worker as usize).unwrap_or_default();
+            WorkerId { worker: worker as u8, ..id }
+        };
+        let mut state = self.clone();
+        state.workers = order.iter().map(|at| self.workers[*at].clone()).collect();
+        state.database.registered = order.iter().map(|at| self.database.registered[*at]).collect();
+        for worker in &mut state.workers {
+            worker.rename(renamed);
+        }
+        state.database.rename(renamed);
+        state
     }
 
     fn is_fresh(&self, id: WorkerId) -> bool {
@@ -224,11 +253,10 @@ impl Model for Protocol {
 impl Protocol {
     fn actions_of_worker(&self, state: &State, at: usize, worker: &Worker, actions: &mut Vec<Action>) {
         let left = &state.left;
-        let something_waits = state.something_waits();
         for (lane, under_way) in worker.lanes.iter().enumerate() {
             match under_way {
                 Lane::Idle => {
-                    if worker.exchange(lane, something_waits, &self.setup, self.bug).is_some() {
+                    if state.next_exchange(at, lane, self).is_some() {
                         actions.push(Action::Send(at, lane));
                     }
                 }
@@ -311,10 +339,8 @@ impl Protocol {
         let State { database, workers, left } = state;
         match action {
             Action::Send(worker, lane) => {
-                let something_waits = state.something_waits();
-                let worker = &mut state.workers[worker];
-                let Some(exchange) = worker.exchange(lane, something_waits, &self.setup, self.bug) else { return false };
-                worker.send(lane, exchange);
+                let Some(exchange) = state.next_exchange(worker, lane, self) else { return false };
+                state.workers[worker].send(lane, exchange);
             }
             Action::Exchange(worker, lane) => return self.exchange(state, worker, lane),
             Action::Receive(worker, lane) => workers[worker].receive(lane, self.bug),
@@ -380,7 +406,11 @@ impl Protocol {
                 left.deaths -= 1;
                 Protocol::abandon_all(database, &mut workers[worker]);
                 let dead = &mut workers[worker];
-                *dead = Worker { is_alive: false, heartbeat: dead.heartbeat, ..Worker::new(dead.id.worker, dead.id.life, self.setup.lanes) };
+                *dead = Worker {
+                    is_alive: false,
+                    heartbeat: dead.heartbeat,
+                    ..Worker::new(dead.id.worker, dead.id.life, self.setup.lanes)
+                };
             }
             Action::Age(worker) => {
                 let worker = &mut workers[worker];

@@ -121,7 +121,10 @@ pub(crate) enum Adder {
     Begun,
     HasLock,
     /// It knows the id of the task and, unless a bug is planted, has the lock.
-    LookedUp { task: u8, has_lock: bool },
+    LookedUp {
+        task: u8,
+        has_lock: bool,
+    },
     Committed,
 }
 
@@ -130,8 +133,12 @@ pub(crate) enum Adder {
 pub(crate) enum Cleanup {
     Idle,
     /// With a bug only: it has seen whether the name is unused, but has no lock.
-    Looked { unused: bool },
-    HasLock { unused: Option<bool> },
+    Looked {
+        unused: bool,
+    },
+    HasLock {
+        unused: Option<bool>,
+    },
 }
 
 /// Everything that the database knows.
@@ -186,6 +193,14 @@ impl Database {
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = (JobId, &Job)> {
         (0..).zip(&self.jobs).filter_map(|(id, job)| Some((id, job.as_ref()?)))
+    }
+
+    pub(crate) fn rename(&mut self, renamed: impl Fn(WorkerId) -> WorkerId) {
+        let holders = self.jobs.iter_mut().flatten().filter_map(|job| job.locked_by.as_mut());
+        let holders = holders.chain(self.queues.iter_mut().flatten());
+        for id in holders.chain(self.abandoned.iter_mut().map(|exchange| &mut exchange.worker)) {
+            *id = renamed(*id);
+        }
     }
 
     fn rows_mut(&mut self) -> impl Iterator<Item = (JobId, &mut Job)> {
@@ -382,7 +397,8 @@ impl Database {
 
     /// Who is dead: registered without a heartbeat for long, or not registered and holding something.
     pub(crate) fn dead_workers(&self, is_expired: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
-        let registered = (0..).zip(&self.registered).filter_map(|(worker, life)| Some(WorkerId { worker, life: (*life)? }));
+        let registered =
+            (0..).zip(&self.registered).filter_map(|(worker, life)| Some(WorkerId { worker, life: (*life)? }));
         let holders = self.rows().filter_map(|(_, job)| job.locked_by).chain(self.queues.iter().copied().flatten());
         let orphans = holders.filter(|holder| !self.is_registered(*holder));
         let mut dead: Vec<WorkerId> = registered.filter(|id| is_expired(*id)).chain(orphans).collect();

@@ -86,17 +86,17 @@ fn is_each_job_in_one_place(worker: &Worker) -> bool {
 }
 
 fn memory_is_locked(state: &State) -> bool {
-    live(state).all(|worker| {
-        worker.unfinished().all(|job| state.database.is_locked_as_claimed(worker.id, job, None))
-    })
+    live(state).all(|worker| worker.unfinished().all(|job| state.database.is_locked_as_claimed(worker.id, job, None)))
 }
 
 fn locked_is_known(state: &State) -> bool {
     live(state).filter(|worker| !worker.is_uncertain()).all(|worker| {
         let known = known(worker);
-        state.database.held(worker.id).iter().all(|held| {
-            known.iter().any(|job| (job.id, job.claim) == (held.id, held.claim))
-        })
+        state
+            .database
+            .held(worker.id)
+            .iter()
+            .all(|held| known.iter().any(|job| (job.id, job.claim) == (held.id, held.claim)))
     })
 }
 
@@ -138,16 +138,14 @@ fn no_event_is_lost(state: &State) -> bool {
 /// Exactly, or at least one attempt if replacing the job had used them up before anybody knew how many there were.
 fn release_refunds(state: &State) -> bool {
     let mut never_began = state.database.rows().filter(|(_, job)| !job.has_begun && !job.removed);
-    never_began.all(|(_, job)| {
-        job.locked_by.is_some() || job.attempts == 0 || (job.attempts_unknown && job.is_available())
-    })
+    never_began
+        .all(|(_, job)| job.locked_by.is_some() || job.attempts == 0 || (job.attempts_unknown && job.is_available()))
 }
 
 fn nothing_commits_unheard(state: &State) -> bool {
     let uncertain = |worker: &Worker| worker.is_uncertain();
-    live(state).all(|worker| {
-        uncertain(worker) || state.database.abandoned.iter().all(|exchange| exchange.worker != worker.id)
-    })
+    live(state)
+        .all(|worker| uncertain(worker) || state.database.abandoned.iter().all(|exchange| exchange.worker != worker.id))
 }
 
 fn removed_stays_removed(state: &State) -> bool {

@@ -72,7 +72,7 @@ impl Setup {
     /// Two lanes lose answers, with jobs of a queue and one without.
     pub fn two_lanes() -> Setup {
         let limits = Limits { losses: 2, releases: 1, ..Limits::default() };
-        Setup::new(1, 2, &[QUEUED, QUEUED, PLAIN], limits)
+        Setup { capacity: 3, ..Setup::new(1, 2, &[QUEUED, QUEUED, PLAIN, PLAIN], limits) }
     }
 
     /// Two workers share a queue, release and retry its jobs, and lose an answer.
@@ -83,8 +83,7 @@ impl Setup {
 
     /// The application replaces and removes a keyed job that is claimed, released, interrupted or retried.
     pub fn keys() -> Setup {
-        let limits =
-            Limits { adds: 2, removes: 1, releases: 1, interrupts: 1, losses: 1, ..Limits::default() };
+        let limits = Limits { adds: 2, removes: 1, releases: 1, interrupts: 1, losses: 1, ..Limits::default() };
         Setup::new(1, 1, &[KEYED], limits)
     }
 
@@ -114,7 +113,7 @@ impl Setup {
 
     /// Workers die or lose touch while they hold jobs of a queue, and a row lock stops the sweep.
     pub fn recovery_of_queues() -> Setup {
-        let limits = Limits { lapses: 1, deaths: 1, losses: 1, row_locks: 1, ..Limits::default() };
+        let limits = Limits { lapses: 1, row_locks: 1, adds: 1, ..Limits::default() };
         Setup::new(2, 1, &[QUEUED, KEYED_AND_QUEUED], limits)
     }
 

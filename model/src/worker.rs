@@ -12,9 +12,15 @@ pub(crate) enum Lane {
     /// On its way to the database.
     Sent(Exchange),
     /// With a bug only: it has locked rows and waits for another.
-    Waiting { exchange: Exchange, locked: Vec<JobId> },
+    Waiting {
+        exchange: Exchange,
+        locked: Vec<JobId>,
+    },
     /// Carried out; the answer is on its way back.
-    Answered { exchange: Exchange, answer: Answer },
+    Answered {
+        exchange: Exchange,
+        answer: Answer,
+    },
     /// The database has said which jobs the worker holds; the answer is on its way back.
     Held(Vec<Claimed>),
 }
@@ -78,6 +84,30 @@ impl Worker {
         }
     }
 
+    /// What tells two workers apart but their numbers.
+    pub(crate) fn sort_key(&self) -> impl Ord {
+        let stage = |lane: &Lane| match lane {
+            Lane::Idle => 0,
+            Lane::Sent(exchange) => 1 + exchange.report.len(),
+            Lane::Waiting { .. } => 10,
+            Lane::Answered { exchange, answer } => 11 + exchange.report.len() + 10 * answer.claimed.len(),
+            Lane::Held(held) => 100 + held.len(),
+        };
+        let stages: Vec<usize> = self.lanes.iter().map(stage).collect();
+        let jobs: Vec<Claimed> = self.jobs().copied().collect();
+        let places = [self.ready.len(), self.running.len(), self.to_report.len()];
+        (self.is_alive, self.id.life, self.heartbeat, self.is_uncertain(), stages, places, jobs, self.queues.clone())
+    }
+
+    pub(crate) fn rename(&mut self, renamed: impl Fn(WorkerId) -> WorkerId) {
+        self.id = renamed(self.id);
+        for lane in &mut self.lanes {
+            if let Lane::Sent(exchange) | Lane::Waiting { exchange, .. } | Lane::Answered { exchange, .. } = lane {
+                exchange.worker = renamed(exchange.worker);
+            }
+        }
+    }
+
     /// Jobs that have not ended.
     pub(crate) fn unfinished(&self) -> impl Iterator<Item = &Claimed> {
         self.ready.iter().chain(&self.behind).chain(&self.running)
@@ -116,8 +146,14 @@ impl Worker {
         setup.capacity.saturating_sub(self.unfinished().count() + on_their_way)
     }
 
-    /// The exchange that this lane would send now, if it may send one. `look`: there is something to claim.
-    pub(crate) fn exchange(&self, lane: usize, look: bool, setup: &Setup, bug: Option<Bug>) -> Option<Exchange> {
+    /// The exchange that this lane would send now, if it may send one and there is anything to say.
+    pub(crate) fn exchange(
+        &self,
+        lane: usize,
+        something_waits: impl Fn(&[Queue]) -> bool,
+        setup: &Setup,
+        bug: Option<Bug>,
+    ) -> Option<Exchange> {
         let may_send = self.lanes[lane] == Lane::Idle
             && match lane {
                 FIRST => !self.is_uncertain(),
@@ -138,7 +174,7 @@ impl Worker {
             _ => self.to_report.iter().filter(|ended| is_for_second_lane(ended, bug)).copied().collect(),
         };
         let free = if lane == FIRST { self.queues_to_free(&report, bug) } else { Vec::new() };
-        let wants = if look { self.wants(setup) } else { 0 };
+        let wants = if something_waits(&free) { self.wants(setup) } else { 0 };
         let is_worth_it = !report.is_empty() || !free.is_empty() || wants > 0;
         is_worth_it.then_some(Exchange { worker: self.id, report, free, wants })
     }
@@ -192,9 +228,7 @@ impl Worker {
     /// Takes those of the held jobs that the worker does not know.
     fn receive_held(&mut self, held: Vec<Claimed>, bug: Option<Bug>) {
         let is_known = |found: &Claimed| {
-            self.jobs().any(|job| {
-                job.id == found.id && (job.claim == found.claim || bug == Some(Bug::HeldKnownById))
-            })
+            self.jobs().any(|job| job.id == found.id && (job.claim == found.claim || bug == Some(Bug::HeldKnownById)))
         };
         let unknown: Vec<Claimed> = held.into_iter().filter(|job| !is_known(job)).collect();
         self.take(unknown);
@@ -263,7 +297,9 @@ impl Worker {
         if let Some(job) = job.map(|at| self.running.remove(at)) {
             self.end(job, outcome);
             // The next job of its queue is ready.
-            if let Some(next) = job.queue.and_then(|queue| self.behind.iter().position(|next| next.queue == Some(queue))) {
+            if let Some(next) =
+                job.queue.and_then(|queue| self.behind.iter().position(|next| next.queue == Some(queue)))
+            {
                 let next = self.behind.remove(next);
                 self.ready.push(next);
                 self.ready.sort_unstable();

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use graphile_worker_model::{Protocol, Setup};
+use graphile_worker_model::{Protocol, Setup, State};
 use stateright::{Checker, Model};
 use std::time::Instant;
 
@@ -14,7 +14,8 @@ fn threads() -> usize {
 /// Visits all states, and prints how many there are.
 fn check(theme: &str, setup: Setup) {
     let began = Instant::now();
-    let checker = Protocol::new(setup).checker().threads(threads()).spawn_bfs().join();
+    let checker =
+        Protocol::new(setup).checker().threads(threads()).symmetry_fn(State::representative).spawn_dfs().join();
     println!(
         "{theme}: {} unique states, depth {}, {:.1} s",
         checker.unique_state_count(),
