@@ -5,7 +5,7 @@
 use crate::database::{Cleanup, Database, Exchange, JobId, Outcome, Queue, WorkerId};
 use crate::invariants;
 use crate::setup::{Bug, Limits, Setup};
-use crate::worker::{FIRST, Heartbeat, Lane, Worker};
+use crate::worker::{Age, Beat, FIRST, Lane, Worker};
 use stateright::{Model, Property};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -50,8 +50,10 @@ pub enum Action {
     ReleaseBehind(usize, u8),
     /// A worker reports blocked outcomes again.
     RetryBlocked(usize),
-    /// A worker's heartbeat arrives. If it was declared dead it finds out, and goes on under a new id.
-    Heartbeat(usize),
+    /// A worker's heartbeat arrives in the database.
+    Beat(usize),
+    /// The answer to the heartbeat arrives. A worker that was declared dead finds out, and goes on under a new id.
+    HearOfBeat(usize),
     /// A worker moves the lock of a job that runs for hours.
     RefreshLock(usize, u8),
     /// A sweep declares workers dead.
@@ -130,7 +132,7 @@ fn helpfulness(state: &State, action: Action) -> Option<u8> {
         Action::Exchange(..) => 1,
         Action::Receive(..) => 2,
         Action::LookForHeld(_) => 3,
-        Action::Heartbeat(_) => 4,
+        Action::Beat(_) | Action::HearOfBeat(_) => 4,
         Action::Age(worker) if !state.workers[worker].is_alive => 5,
         Action::Sweep => 6,
         Action::RetryBlocked(_) => 7,
@@ -174,14 +176,6 @@ impl State {
         })
     }
 
-    fn dead_workers(&self) -> Vec<WorkerId> {
-        let is_expired = |id: WorkerId| {
-            let worker = &self.workers[id.worker as usize];
-            worker.id == id && worker.heartbeat == Heartbeat::Expired
-        };
-        self.database.dead_workers(is_expired)
-    }
-
     /// The same state with the workers in another order, if that is the smaller one: which worker is which makes no
     /// difference.
     pub fn representative(&self) -> State {
@@ -198,16 +192,12 @@ impl State {
         let mut state = self.clone();
         state.workers = order.iter().map(|at| self.workers[*at].clone()).collect();
         state.database.registered = order.iter().map(|at| self.database.registered[*at]).collect();
+        state.database.heartbeats = order.iter().map(|at| self.database.heartbeats[*at]).collect();
         for worker in &mut state.workers {
             worker.rename(renamed);
         }
         state.database.rename(renamed);
         state
-    }
-
-    fn is_fresh(&self, id: WorkerId) -> bool {
-        let worker = &self.workers[id.worker as usize];
-        worker.id == id && worker.heartbeat == Heartbeat::Fresh
     }
 }
 
@@ -225,16 +215,15 @@ impl Model for Protocol {
             if worker.is_alive {
                 self.actions_of_worker(state, at, worker, actions);
             }
-            if worker.heartbeat < Heartbeat::Expired
-                && (!worker.is_alive || worker.heartbeat == Heartbeat::Old || state.left.lapses > 0)
-            {
+            let may_expire = !worker.is_alive && state.database.heartbeats[at] < Age::Expired;
+            if may_expire || (worker.is_alive && state.left.lapses > 0) {
                 actions.push(Action::Age(at));
             }
         }
         for abandoned in 0..state.database.abandoned.len() {
             actions.push(Action::ExchangeLate(abandoned));
         }
-        if !state.dead_workers().is_empty() {
+        if !state.database.dead_workers().is_empty() {
             actions.push(Action::Sweep);
         }
         self.actions_of_application(state, actions);
@@ -301,8 +290,10 @@ impl Protocol {
         if !worker.blocked.is_empty() {
             actions.push(Action::RetryBlocked(at));
         }
-        if worker.heartbeat > Heartbeat::Fresh {
-            actions.push(Action::Heartbeat(at));
+        if worker.beat.is_some() {
+            actions.push(Action::HearOfBeat(at));
+        } else if worker.heartbeat > Age::Fresh {
+            actions.push(Action::Beat(at));
         }
         // One worker is left to finish the jobs.
         if left.deaths > 0 && state.workers.iter().filter(|worker| worker.is_alive).count() > 1 {
@@ -378,7 +369,11 @@ impl Protocol {
                 workers[worker].release_behind(queue);
             }
             Action::RetryBlocked(worker) => workers[worker].retry_blocked(),
-            Action::Heartbeat(worker) => self.heartbeat(state, worker),
+            Action::Beat(worker) => {
+                let worker = &mut workers[worker];
+                worker.beat = Some(Beat { age: Age::Fresh, is_registered: database.beat(worker.id) });
+            }
+            Action::HearOfBeat(worker) => self.hear_of_beat(database, &mut workers[worker]),
             Action::RefreshLock(worker, id) => {
                 left.refreshes -= 1;
                 if database.row(id).is_some_and(|row| row.locked_by == Some(workers[worker].id)) {
@@ -386,7 +381,7 @@ impl Protocol {
                 }
             }
             Action::Sweep => {
-                let dead = state.dead_workers();
+                let dead = state.database.dead_workers();
                 state.database.sweep(&dead, self.bug);
             }
             Action::LoseAnswer(worker, lane) => {
@@ -398,29 +393,21 @@ impl Protocol {
                 database.abandoned.extend(workers[worker].lose(lane));
             }
             Action::ExchangeLate(abandoned) => {
-                let exchange = state.database.abandoned.remove(abandoned);
-                let is_fresh = state.is_fresh(exchange.worker);
-                state.database.exchange(&exchange, is_fresh, self.bug);
+                let exchange = database.abandoned.remove(abandoned);
+                database.exchange(&exchange, self.bug);
             }
             Action::Die(worker) => {
                 left.deaths -= 1;
                 Protocol::abandon_all(database, &mut workers[worker]);
                 let dead = &mut workers[worker];
-                *dead = Worker {
-                    is_alive: false,
-                    heartbeat: dead.heartbeat,
-                    ..Worker::new(dead.id.worker, dead.id.life, self.setup.lanes)
-                };
+                *dead = Worker { is_alive: false, ..Worker::new(dead.id.worker, dead.id.life, self.setup.lanes) };
             }
-            Action::Age(worker) => {
-                let worker = &mut workers[worker];
-                if worker.is_alive && worker.heartbeat == Heartbeat::Fresh {
-                    left.lapses -= 1;
-                }
-                worker.heartbeat = match worker.heartbeat {
-                    Heartbeat::Fresh => Heartbeat::Old,
-                    Heartbeat::Old | Heartbeat::Expired => Heartbeat::Expired,
-                };
+            Action::Age(at) => {
+                let worker = &mut workers[at];
+                left.lapses -= u8::from(worker.is_alive);
+                database.heartbeats[at] = database.heartbeats[at].older();
+                worker.heartbeat = worker.heartbeat.older();
+                worker.beat = worker.beat.map(|beat| Beat { age: beat.age.older(), ..beat });
             }
             Action::AddKeyed => {
                 left.adds -= 1;
@@ -469,18 +456,18 @@ impl Protocol {
                 return goes_on;
             }
         }
-        let is_fresh = state.is_fresh(exchange.worker);
-        let answer = state.database.exchange(&exchange, is_fresh, self.bug);
+        let answer = state.database.exchange(&exchange, self.bug);
         state.workers[worker].lanes[lane] = Lane::Answered { exchange, answer };
         true
     }
 
-    /// A heartbeat arrives. A worker that was declared dead discards everything and registers under a new id.
-    fn heartbeat(&self, state: &mut State, worker: usize) {
-        let State { database, workers, .. } = state;
-        let worker = &mut workers[worker];
-        if database.is_registered(worker.id) {
-            worker.heartbeat = Heartbeat::Fresh;
+    /// The answer to a heartbeat. A worker that was declared dead discards everything and registers under a new id.
+    fn hear_of_beat(&self, database: &mut Database, worker: &mut Worker) {
+        let Some(beat) = worker.beat.take() else { return };
+        if beat.is_registered {
+            // From when it was sent: the database may have written it long before the answer came.
+            let from_answer = self.bug == Some(Bug::HeartbeatCountedFromAnswer);
+            worker.heartbeat = if from_answer { Age::Fresh } else { beat.age };
             return;
         }
         Protocol::abandon_all(database, worker);
@@ -488,7 +475,7 @@ impl Protocol {
             began_after_death: worker.began_after_death,
             ..Worker::new(worker.id.worker, worker.id.life + 1, self.setup.lanes)
         };
-        database.registered[worker.id.worker as usize] = Some(worker.id.life);
+        database.register(worker.id);
     }
 
     /// The server may still carry out what the worker does not wait for any more.

@@ -4,6 +4,7 @@
 //! decides what to report is in `worker.rs`; in which order steps happen is in `actions.rs`.
 
 use crate::setup::{Bug, Setup};
+use crate::worker::Age;
 
 /// The id of a job: its place in the table.
 pub(crate) type JobId = u8;
@@ -148,6 +149,8 @@ pub(crate) struct Database {
     pub(crate) queues: Vec<Option<WorkerId>>,
     /// `_rs_workers`: under which id each worker is registered, if it is.
     pub(crate) registered: Vec<Option<u8>>,
+    /// How old the last heartbeat in that row is.
+    pub(crate) heartbeats: Vec<Age>,
     /// The rows that an open transaction of the application has locked, and the one that it waits for.
     pub(crate) row_locks: Vec<JobId>,
     pub(crate) wanted_row: Option<JobId>,
@@ -173,6 +176,7 @@ impl Database {
             jobs: Vec::new(),
             queues: vec![None; setup.jobs.iter().filter_map(|job| job.queue).max().map_or(0, |last| last as usize + 1)],
             registered: vec![Some(0); setup.workers as usize],
+            heartbeats: vec![Age::Fresh; setup.workers as usize],
             row_locks: Vec::new(),
             wanted_row: None,
             abandoned: Vec::new(),
@@ -262,14 +266,33 @@ impl Database {
         })
     }
 
-    /// One exchange: reports outcomes, frees queues, claims jobs. `is_fresh`: the worker's heartbeat is young enough.
+    /// How old the heartbeat of a worker is that is registered.
+    fn heartbeat(&self, id: WorkerId) -> Option<Age> {
+        self.is_registered(id).then(|| self.heartbeats[id.worker as usize])
+    }
+
+    /// A heartbeat arrives; false if the worker was declared dead.
+    pub(crate) fn beat(&mut self, id: WorkerId) -> bool {
+        let is_registered = self.is_registered(id);
+        if is_registered {
+            self.heartbeats[id.worker as usize] = Age::Fresh;
+        }
+        is_registered
+    }
+
+    pub(crate) fn register(&mut self, id: WorkerId) {
+        self.registered[id.worker as usize] = Some(id.life);
+        self.heartbeats[id.worker as usize] = Age::Fresh;
+    }
+
+    /// One exchange: reports outcomes, frees queues, claims jobs.
     ///
     /// The claim sees the jobs as they were before the report, as all parts of one SQL statement do.
-    pub(crate) fn exchange(&mut self, exchange: &Exchange, is_fresh: bool, bug: Option<Bug>) -> Answer {
+    pub(crate) fn exchange(&mut self, exchange: &Exchange, bug: Option<Bug>) -> Answer {
         let available: Vec<JobId> = self.available_in_order();
         let blocked = self.settle(exchange, bug);
         let freed = self.queues_to_free(exchange, &blocked, bug);
-        let may_claim = self.is_registered(exchange.worker) && is_fresh;
+        let may_claim = self.heartbeat(exchange.worker) == Some(Age::Fresh);
         let claimed =
             if may_claim { self.claim(exchange.worker, &available, &freed, exchange.wants) } else { Vec::new() };
         for queue in freed {
@@ -396,12 +419,13 @@ impl Database {
     }
 
     /// Who is dead: registered without a heartbeat for long, or not registered and holding something.
-    pub(crate) fn dead_workers(&self, is_expired: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
+    pub(crate) fn dead_workers(&self) -> Vec<WorkerId> {
         let registered =
             (0..).zip(&self.registered).filter_map(|(worker, life)| Some(WorkerId { worker, life: (*life)? }));
         let holders = self.rows().filter_map(|(_, job)| job.locked_by).chain(self.queues.iter().copied().flatten());
         let orphans = holders.filter(|holder| !self.is_registered(*holder));
-        let mut dead: Vec<WorkerId> = registered.filter(|id| is_expired(*id)).chain(orphans).collect();
+        let mut dead: Vec<WorkerId> =
+            registered.filter(|id| self.heartbeat(*id) == Some(Age::Expired)).chain(orphans).collect();
         dead.sort_unstable();
         dead.dedup();
         dead

@@ -45,7 +45,7 @@ pub(crate) struct Limits {
     pub(crate) losses: u8,
     /// Workers that die.
     pub(crate) deaths: u8,
-    /// Heartbeats that become old.
+    /// How often the heartbeat of a worker that is alive becomes older: twice until it expires.
     pub(crate) lapses: u8,
     /// Locks that are kept fresh.
     pub(crate) refreshes: u8,
@@ -101,19 +101,19 @@ impl Setup {
 
     /// Workers lose touch while the application replaces and removes a keyed job.
     pub fn recovery_of_keyed_jobs() -> Setup {
-        let limits = Limits { adds: 1, removes: 1, lapses: 1, refreshes: 1, ..Limits::default() };
+        let limits = Limits { adds: 1, removes: 1, lapses: 2, refreshes: 1, ..Limits::default() };
         Setup { capacity: 1, ..Setup::new(2, 1, &[KEYED], limits) }
     }
 
     /// A worker dies, another one loses touch, and exchanges of both are carried out late.
     pub fn deaths() -> Setup {
-        let limits = Limits { deaths: 1, lapses: 1, losses: 1, releases: 1, ..Limits::default() };
-        Setup { capacity: 1, ..Setup::new(2, 1, &[PLAIN, PLAIN], limits) }
+        let limits = Limits { deaths: 1, lapses: 3, losses: 1, releases: 1, ..Limits::default() };
+        Setup { capacity: 1, ..Setup::new(2, 1, &[PLAIN], limits) }
     }
 
     /// Workers die or lose touch while they hold jobs of a queue, and a row lock stops the sweep.
     pub fn recovery_of_queues() -> Setup {
-        let limits = Limits { lapses: 1, row_locks: 1, adds: 1, ..Limits::default() };
+        let limits = Limits { lapses: 2, row_locks: 1, adds: 1, ..Limits::default() };
         Setup::new(2, 1, &[QUEUED, KEYED_AND_QUEUED], limits)
     }
 
@@ -155,6 +155,8 @@ pub enum Bug {
     FenceByWorkerOnly,
     /// A worker begins jobs although its heartbeat is old.
     BeginsWithOldHeartbeat,
+    /// A worker counts the age of its heartbeat from the answer, not from when it sent it.
+    HeartbeatCountedFromAnswer,
     /// An exchange waits for a row while it has locked others.
     ExchangeWaitsForRows,
     /// An adder looks the name up before it takes the lock of the name.

@@ -30,9 +30,9 @@ pub(crate) const FIRST: usize = 0;
 /// The lane that helps under load.
 pub(crate) const SECOND: usize = 1;
 
-/// How long ago the last heartbeat was.
+/// How old a heartbeat is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Heartbeat {
+pub(crate) enum Age {
     Fresh,
     /// Older than the limit for claiming and beginning jobs, not yet as old as the threshold.
     Old,
@@ -40,12 +40,32 @@ pub(crate) enum Heartbeat {
     Expired,
 }
 
+impl Age {
+    pub(crate) fn older(self) -> Age {
+        match self {
+            Age::Fresh => Age::Old,
+            Age::Old | Age::Expired => Age::Expired,
+        }
+    }
+}
+
+/// A heartbeat that has reached the database and whose answer is on its way back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Beat {
+    /// Since the worker sent it.
+    pub(crate) age: Age,
+    /// Whether the database still had the worker's row.
+    pub(crate) is_registered: bool,
+}
+
 /// A worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Worker {
     pub(crate) is_alive: bool,
     pub(crate) id: WorkerId,
-    pub(crate) heartbeat: Heartbeat,
+    /// How long ago it sent the last heartbeat that was answered.
+    pub(crate) heartbeat: Age,
+    pub(crate) beat: Option<Beat>,
     /// Jobs that can begin if there is a slot; of a queue one at most.
     pub(crate) ready: Vec<Claimed>,
     /// Jobs of a queue that wait for the one that is ready or running.
@@ -70,7 +90,8 @@ impl Worker {
         Worker {
             is_alive: true,
             id: WorkerId { worker, life },
-            heartbeat: Heartbeat::Fresh,
+            heartbeat: Age::Fresh,
+            beat: None,
             ready: Vec::new(),
             behind: Vec::new(),
             running: Vec::new(),
@@ -96,7 +117,17 @@ impl Worker {
         let stages: Vec<usize> = self.lanes.iter().map(stage).collect();
         let jobs: Vec<Claimed> = self.jobs().copied().collect();
         let places = [self.ready.len(), self.running.len(), self.to_report.len()];
-        (self.is_alive, self.id.life, self.heartbeat, self.is_uncertain(), stages, places, jobs, self.queues.clone())
+        (
+            self.is_alive,
+            self.id.life,
+            self.heartbeat,
+            self.beat,
+            self.is_uncertain(),
+            stages,
+            places,
+            jobs,
+            self.queues.clone(),
+        )
     }
 
     pub(crate) fn rename(&mut self, renamed: impl Fn(WorkerId) -> WorkerId) {
@@ -280,7 +311,7 @@ impl Worker {
 
     /// Whether the heartbeat is young enough, and there is a slot.
     pub(crate) fn may_begin(&self, setup: &Setup, bug: Option<Bug>) -> bool {
-        let is_fresh = self.heartbeat == Heartbeat::Fresh || bug == Some(Bug::BeginsWithOldHeartbeat);
+        let is_fresh = self.heartbeat == Age::Fresh || bug == Some(Bug::BeginsWithOldHeartbeat);
         is_fresh && self.running.len() < setup.slots
     }
 

@@ -44,6 +44,7 @@ bugs! {
     second_lane_reports_queued: SecondLaneReportsQueued in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
     fence_by_worker_only: FenceByWorkerOnly in two_lanes breaks MEMORY_IS_LOCKED;
     begins_with_old_heartbeat: BeginsWithOldHeartbeat in deaths breaks DEAD_BEGIN_NOTHING;
+    heartbeat_counted_from_answer: HeartbeatCountedFromAnswer in deaths breaks DEAD_BEGIN_NOTHING;
     exchange_waits_for_rows: ExchangeWaitsForRows in row_locks breaks EVERY_JOB_CAN_END;
     adder_looks_up_before_lock: AdderLooksUpBeforeLock in names breaks NAMES_EXIST;
     cleanup_looks_before_lock: CleanupLooksBeforeLock in names breaks NAMES_EXIST;
