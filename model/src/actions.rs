@@ -223,7 +223,7 @@ impl Model for Protocol {
         for abandoned in 0..state.database.abandoned.len() {
             actions.push(Action::ExchangeLate(abandoned));
         }
-        if !state.database.dead_workers().is_empty() {
+        if !state.database.dead_workers(self.bug).is_empty() {
             actions.push(Action::Sweep);
         }
         self.actions_of_application(state, actions);
@@ -263,7 +263,9 @@ impl Protocol {
                 }
             }
         }
-        if worker.is_uncertain() && worker.lanes.iter().all(|lane| *lane == Lane::Idle) {
+        let is_alone = worker.lanes.iter().all(|lane| *lane == Lane::Idle)
+            || (self.bug == Some(Bug::LookBesideSecondLane) && worker.lanes[FIRST] == Lane::Idle);
+        if worker.is_uncertain() && is_alone {
             actions.push(Action::LookForHeld(at));
         }
         if worker.may_begin(&self.setup, self.bug) {
@@ -381,7 +383,7 @@ impl Protocol {
                 }
             }
             Action::Sweep => {
-                let dead = state.database.dead_workers();
+                let dead = state.database.dead_workers(self.bug);
                 state.database.sweep(&dead, self.bug);
             }
             Action::LoseAnswer(worker, lane) => {

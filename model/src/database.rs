@@ -347,7 +347,11 @@ impl Database {
                 Outcome::Released => {
                     if row.has_key == ended.job.had_key || bug != Some(Bug::ReleaseRefundsOnlySameKey) {
                         row.attempts_unknown |= row.updated_since_lock && row.has_key == ended.job.had_key;
-                        row.attempts = ended.job.attempts - 1;
+                        let at_claim = match bug {
+                            Some(Bug::ReleaseRefundsOneAttempt) => row.attempts,
+                            _ => ended.job.attempts,
+                        };
+                        row.attempts = at_claim - 1;
                     }
                     row.unlock();
                     row.run_at = ended.job.run_at;
@@ -419,11 +423,11 @@ impl Database {
     }
 
     /// Who is dead: registered without a heartbeat for long, or not registered and holding something.
-    pub(crate) fn dead_workers(&self) -> Vec<WorkerId> {
+    pub(crate) fn dead_workers(&self, bug: Option<Bug>) -> Vec<WorkerId> {
         let registered =
             (0..).zip(&self.registered).filter_map(|(worker, life)| Some(WorkerId { worker, life: (*life)? }));
         let holders = self.rows().filter_map(|(_, job)| job.locked_by).chain(self.queues.iter().copied().flatten());
-        let orphans = holders.filter(|holder| !self.is_registered(*holder));
+        let orphans = holders.filter(|holder| !self.is_registered(*holder) && bug != Some(Bug::SweepForgetsOrphans));
         let mut dead: Vec<WorkerId> =
             registered.filter(|id| self.heartbeat(*id) == Some(Age::Expired)).chain(orphans).collect();
         dead.sort_unstable();

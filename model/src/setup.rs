@@ -63,10 +63,39 @@ impl Setup {
         Setup { workers, lanes, slots: 1, capacity: 2, max_attempts: 2, jobs, adders: 0, limits }
     }
 
+    /// The same world, where everything that may happen may happen once more. For a night, not for CI.
+    pub fn larger(mut self) -> Setup {
+        let Limits {
+            adds,
+            removes,
+            row_locks,
+            releases,
+            failures,
+            interrupts,
+            losses,
+            deaths,
+            lapses,
+            refreshes,
+            cleanups,
+        } = &mut self.limits;
+        let limits =
+            [adds, removes, row_locks, releases, failures, interrupts, losses, deaths, lapses, refreshes, cleanups];
+        for limit in limits.into_iter().filter(|limit| **limit > 0) {
+            *limit += 1;
+        }
+        self
+    }
+
     /// One worker with one lane loses answers and abandons exchanges.
     pub fn lost_answers() -> Setup {
         let limits = Limits { losses: 3, releases: 2, failures: 1, ..Limits::default() };
         Setup::new(1, 1, &[PLAIN, PLAIN], limits)
+    }
+
+    /// Two workers lose answers and release a job.
+    pub fn two_workers_lose_answers() -> Setup {
+        let limits = Limits { losses: 2, releases: 1, ..Limits::default() };
+        Setup::new(2, 1, &[PLAIN], limits)
     }
 
     /// Two lanes lose answers, with jobs of a queue and one without.
@@ -77,7 +106,7 @@ impl Setup {
 
     /// Two workers share a queue, release and retry its jobs, and lose an answer.
     pub fn queue() -> Setup {
-        let limits = Limits { releases: 2, failures: 1, losses: 1, ..Limits::default() };
+        let limits = Limits { releases: 2, failures: 1, losses: 2, ..Limits::default() };
         Setup::new(2, 1, &[QUEUED, QUEUED, QUEUED], limits)
     }
 
@@ -85,6 +114,24 @@ impl Setup {
     pub fn keys() -> Setup {
         let limits = Limits { adds: 2, removes: 1, releases: 1, interrupts: 1, losses: 1, ..Limits::default() };
         Setup::new(1, 1, &[KEYED], limits)
+    }
+
+    /// Keyed jobs that fail for good at once give their key to a new job.
+    pub fn keys_of_failed_jobs() -> Setup {
+        let limits = Limits { adds: 2, removes: 1, releases: 1, failures: 2, ..Limits::default() };
+        Setup { max_attempts: 1, ..Setup::new(1, 1, &[KEYED], limits) }
+    }
+
+    /// Two workers and a keyed job in a queue: it is replaced, removed, released and found again.
+    pub fn keys_in_a_queue() -> Setup {
+        let limits = Limits { adds: 1, removes: 1, releases: 1, losses: 1, ..Limits::default() };
+        Setup::new(2, 1, &[KEYED_AND_QUEUED, QUEUED], limits)
+    }
+
+    /// Two lanes meet row locks.
+    pub fn row_locks_and_two_lanes() -> Setup {
+        let limits = Limits { row_locks: 1, losses: 1, releases: 1, ..Limits::default() };
+        Setup { capacity: 3, ..Setup::new(1, 2, &[QUEUED, PLAIN, PLAIN], limits) }
     }
 
     /// The application holds row locks on jobs that are claimed, reported and released.
@@ -117,6 +164,18 @@ impl Setup {
         Setup::new(2, 1, &[QUEUED, KEYED_AND_QUEUED], limits)
     }
 
+    /// A worker with two lanes loses an answer and touch.
+    pub fn recovery_with_two_lanes() -> Setup {
+        let limits = Limits { lapses: 2, losses: 1, ..Limits::default() };
+        Setup { capacity: 3, ..Setup::new(1, 2, &[QUEUED, QUEUED, PLAIN], limits) }
+    }
+
+    /// A worker loses an answer and touch, and a keyed job is replaced, removed, released and recovered.
+    pub fn recovery_after_a_loss() -> Setup {
+        let limits = Limits { adds: 1, removes: 1, releases: 1, losses: 1, lapses: 2, ..Limits::default() };
+        Setup { capacity: 1, ..Setup::new(1, 1, &[KEYED], limits) }
+    }
+
     /// Cleanup deletes an unused task name while transactions add jobs of that name.
     pub fn names() -> Setup {
         let limits = Limits { cleanups: 2, ..Limits::default() };
@@ -129,6 +188,8 @@ impl Setup {
 pub enum Bug {
     /// Release refunds an attempt only if the job still has its key.
     ReleaseRefundsOnlySameKey,
+    /// Release takes one off the attempts, which a replaced job has used up, instead of restoring them.
+    ReleaseRefundsOneAttempt,
     /// Release refunds a job that was removed, too.
     ReleaseIgnoresRemoval,
     /// An interrupted job is refunded although it was removed.
@@ -137,14 +198,22 @@ pub enum Bug {
     RecoveryDoesNotRefundReplaced,
     /// A removed job is recognised by `updated_at > locked_at`, and a lock refresh moves `locked_at`.
     RemovalRecognisedByUpdatedAt,
+    /// A sweep finds only registered workers, not what an earlier sweep has left locked.
+    SweepForgetsOrphans,
     /// A report frees a queue although it releases a job of it.
     FreesQueueWithRelease,
+    /// A report frees a queue although the worker has other jobs of it.
+    FreesQueueWithOtherJobs,
     /// The database frees a queue although a reported job of it is blocked.
     FreesQueueDespiteBlocked,
+    /// The worker forgets a queue that it asked to free and that stays locked because a job of it is blocked.
+    BlockedQueueForgotten,
     /// The worker asks for what it holds before it ends the abandoned exchange.
     AbandonedExchangeNotEnded,
     /// A held job counts as known by its id, whatever the claim.
     HeldKnownById,
+    /// The worker asks for what it holds while an exchange of the second lane is under way.
+    LookBesideSecondLane,
     /// The second lane exchanges between the look at what is held and the exchange after it.
     SecondLaneBesideTheLook,
     /// The second lane exchanges while the first is uncertain.

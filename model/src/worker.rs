@@ -222,7 +222,9 @@ impl Worker {
             bug != Some(Bug::FreesQueueWithRelease)
                 && report.iter().any(|ended| ended.outcome == Outcome::Released && ended.job.queue == Some(queue))
         };
-        self.queues.iter().copied().filter(|queue| !has_others(*queue) && !releases(*queue)).collect()
+        let ignores_others = bug == Some(Bug::FreesQueueWithOtherJobs);
+        let may_free = |queue: Queue| (ignores_others || !has_others(queue)) && !releases(queue);
+        self.queues.iter().copied().filter(|queue| may_free(*queue)).collect()
     }
 
     pub(crate) fn send(&mut self, lane: usize, exchange: Exchange) {
@@ -234,19 +236,20 @@ impl Worker {
     /// Takes the answer of a lane.
     pub(crate) fn receive(&mut self, lane: usize, bug: Option<Bug>) {
         match std::mem::replace(&mut self.lanes[lane], Lane::Idle) {
-            Lane::Answered { exchange, answer } => self.receive_answer(lane, exchange, answer),
+            Lane::Answered { exchange, answer } => self.receive_answer(lane, exchange, answer, bug),
             Lane::Held(held) => self.receive_held(held, bug),
             other => self.lanes[lane] = other,
         }
     }
 
-    fn receive_answer(&mut self, lane: usize, exchange: Exchange, answer: Answer) {
+    fn receive_answer(&mut self, lane: usize, exchange: Exchange, answer: Answer, bug: Option<Bug>) {
         let blocked = |job: &Claimed| answer.blocked.contains(&job.id);
         self.blocked.extend(exchange.report.iter().filter(|ended| blocked(&ended.job)));
         self.blocked.sort_unstable();
         for queue in exchange.free {
             // The database has not freed a queue of which a job is blocked.
-            if self.blocked.iter().any(|ended| ended.job.queue == Some(queue)) {
+            let is_locked = self.blocked.iter().any(|ended| ended.job.queue == Some(queue));
+            if is_locked && bug != Some(Bug::BlockedQueueForgotten) {
                 self.must_free(queue);
             }
         }
