@@ -74,6 +74,8 @@ pub enum Action {
     RemoveKeyed,
     /// An open transaction of the application asks for a row lock.
     LockRow(u8),
+    /// Another transaction locks the row of a queue.
+    LockQueueRow(u8),
     /// It gets the row lock that it has waited for.
     GetRowLock,
     /// It ends.
@@ -153,18 +155,13 @@ impl State {
         database.rows().all(|(_, job)| job.locked_by.is_none() && !job.is_available())
             && database.queues.iter().all(Option::is_none)
             && database.row_locks.is_empty()
+            && database.queue_row_locks.is_empty()
             && self.workers.iter().filter(is_alive).all(Worker::is_idle)
-    }
-
-    /// Whether a claim that also frees these queues would find something: PostgreSQL would notify the worker.
-    fn something_waits(&self, freed: &[Queue]) -> bool {
-        let may_take = |queue: Queue| self.database.queues[queue as usize].is_none() || freed.contains(&queue);
-        self.database.rows().any(|(_, job)| job.is_available() && job.queue.is_none_or(may_take))
     }
 
     /// The exchange that a lane of a worker would send now.
     fn next_exchange(&self, worker: usize, lane: usize, protocol: &Protocol) -> Option<Exchange> {
-        let something_waits = |freed: &[Queue]| self.something_waits(freed);
+        let something_waits = |freed: &[Queue]| self.database.something_waits(freed);
         self.workers[worker].exchange(lane, something_waits, &protocol.setup, protocol.bug)
     }
 
@@ -314,11 +311,14 @@ impl Protocol {
         if left.row_locks > 0 && database.wanted_row.is_none() {
             let unlocked = database.rows().map(|(id, _)| id).filter(|id| !database.row_locks.contains(id));
             actions.extend(unlocked.map(Action::LockRow));
+            let queues = 0..database.queues.len() as Queue;
+            let unlocked = queues.filter(|queue| !database.queue_row_locks.contains(queue));
+            actions.extend(unlocked.map(Action::LockQueueRow));
         }
         if database.wanted_row.is_some_and(|row| !state.rows_locked_by_exchanges().any(|locked| *locked == row)) {
             actions.push(Action::GetRowLock);
         }
-        if database.wanted_row.is_none() && !database.row_locks.is_empty() {
+        if database.wanted_row.is_none() && !(database.row_locks.is_empty() && database.queue_row_locks.is_empty()) {
             actions.push(Action::UnlockRows);
         }
         actions.extend((0..database.adders.len()).map(Action::Add));
@@ -430,7 +430,14 @@ impl Protocol {
                 }
             }
             Action::GetRowLock => database.row_locks.extend(database.wanted_row.take()),
-            Action::UnlockRows => database.row_locks.clear(),
+            Action::LockQueueRow(queue) => {
+                left.row_locks -= 1;
+                database.queue_row_locks.push(queue);
+            }
+            Action::UnlockRows => {
+                database.row_locks.clear();
+                database.queue_row_locks.clear();
+            }
             Action::Add(adder) => return database.adder_step(adder, self.setup.max_attempts, self.bug),
             Action::CleanUp => {
                 let begins = database.cleanup == Cleanup::Idle;

@@ -114,6 +114,8 @@ pub(crate) struct Answer {
     pub(crate) claimed: Vec<Claimed>,
     /// Reported jobs whose rows another transaction has locked: nothing was written.
     pub(crate) blocked: Vec<JobId>,
+    /// Queues that were to be freed and are not: a job of theirs is blocked, or their row is locked.
+    pub(crate) blocked_queues: Vec<Queue>,
 }
 
 /// How far a transaction that adds a job has come.
@@ -154,6 +156,8 @@ pub(crate) struct Database {
     /// The rows that an open transaction of the application has locked, and the one that it waits for.
     pub(crate) row_locks: Vec<JobId>,
     pub(crate) wanted_row: Option<JobId>,
+    /// The rows of queues that another transaction has locked.
+    pub(crate) queue_row_locks: Vec<Queue>,
     /// Exchanges that nobody waits for any more, but that the server may still carry out.
     pub(crate) abandoned: Vec<Exchange>,
     /// The one task name that cleanup may delete: its id, and the last id that was used.
@@ -179,6 +183,7 @@ impl Database {
             heartbeats: vec![Age::Fresh; setup.workers as usize],
             row_locks: Vec::new(),
             wanted_row: None,
+            queue_row_locks: Vec::new(),
             abandoned: Vec::new(),
             task: None,
             last_task: OTHER_TASK,
@@ -292,6 +297,9 @@ impl Database {
         let available: Vec<JobId> = self.available_in_order();
         let blocked = self.settle(exchange, bug);
         let freed = self.queues_to_free(exchange, &blocked, bug);
+        let is_still_locked =
+            |queue: &&Queue| self.queues[**queue as usize] == Some(exchange.worker) && !freed.contains(queue);
+        let blocked_queues = exchange.free.iter().filter(is_still_locked).copied().collect();
         let may_claim = self.heartbeat(exchange.worker) == Some(Age::Fresh);
         let claimed =
             if may_claim { self.claim(exchange.worker, &available, &freed, exchange.wants) } else { Vec::new() };
@@ -300,7 +308,7 @@ impl Database {
                 self.queues[queue as usize] = None;
             }
         }
-        Answer { claimed, blocked }
+        Answer { claimed, blocked, blocked_queues }
     }
 
     fn available_in_order(&self) -> Vec<JobId> {
@@ -361,20 +369,22 @@ impl Database {
         blocked
     }
 
-    /// The queues of this worker that it asks to free, except those of which a reported job is blocked.
+    /// The queues of this worker that it asks to free, except those of which a reported job is blocked, and those whose
+    /// row another transaction has locked.
     fn queues_to_free(&self, exchange: &Exchange, blocked: &[JobId], bug: Option<Bug>) -> Vec<Queue> {
         let is_blocked = |queue: Queue| {
             bug != Some(Bug::FreesQueueDespiteBlocked)
                 && blocked.iter().any(|id| self.row(*id).is_some_and(|job| job.queue == Some(queue)))
         };
-        let is_ours = |queue: Queue| self.queues[queue as usize] == Some(exchange.worker);
+        let is_ours = |queue: Queue| {
+            self.queues[queue as usize] == Some(exchange.worker) && !self.queue_row_locks.contains(&queue)
+        };
         exchange.free.iter().copied().filter(|queue| is_ours(*queue) && !is_blocked(*queue)).collect()
     }
 
     /// Claims jobs in order: of free queues, and of those that this exchange frees. Skips locked rows.
     fn claim(&mut self, worker: WorkerId, available: &[JobId], freed: &[Queue], wants: usize) -> Vec<Claimed> {
-        let won = self.queues.clone();
-        let may_take = |queue: Queue| won[queue as usize].is_none() || freed.contains(&queue);
+        let won: Vec<bool> = (0..self.queues.len() as Queue).map(|queue| self.may_take(queue, freed)).collect();
         let mut claimed = Vec::new();
         for id in available.iter().copied() {
             if claimed.len() == wants {
@@ -382,7 +392,7 @@ impl Database {
             }
             let is_row_locked = self.row_locks.contains(&id);
             let Some(row) = self.row_mut(id) else { continue };
-            if row.queue.is_some_and(|queue| !may_take(queue)) {
+            if row.queue.is_some_and(|queue| !won[queue as usize]) {
                 continue;
             }
             if is_row_locked {
@@ -406,6 +416,17 @@ impl Database {
             }
         }
         claimed
+    }
+
+    /// Whether a claim may take jobs of the queue: it is free, or this exchange frees it, and its row is not locked.
+    fn may_take(&self, queue: Queue, freed: &[Queue]) -> bool {
+        let is_free = self.queues[queue as usize].is_none() || freed.contains(&queue);
+        is_free && !self.queue_row_locks.contains(&queue)
+    }
+
+    /// Whether a claim that also frees these queues would find something: PostgreSQL would notify the worker.
+    pub(crate) fn something_waits(&self, freed: &[Queue]) -> bool {
+        self.rows().any(|(_, job)| job.is_available() && job.queue.is_none_or(|queue| self.may_take(queue, freed)))
     }
 
     /// The jobs that the worker holds, whether it knows of them or not.
@@ -446,7 +467,8 @@ impl Database {
                 continue;
             }
             let is_replaced = !row.has_key && row.attempts >= row.max_attempts && row.updated_since_lock;
-            if !row.counts_as_removed(bug) && !(is_replaced && bug == Some(Bug::RecoveryDoesNotRefundReplaced)) {
+            let is_refused = is_replaced && bug == Some(Bug::RecoveryDoesNotRefundReplaced);
+            if !row.counts_as_removed(bug) && !is_refused {
                 row.attempts -= 1;
                 row.attempts_unknown |= is_replaced;
                 row.run_at = last;
@@ -458,7 +480,7 @@ impl Database {
         let held: Vec<Queue> =
             self.rows().filter(|(_, row)| is_dead(row.locked_by)).filter_map(|(_, row)| row.queue).collect();
         for (queue, holder) in (0..).zip(&mut self.queues) {
-            if is_dead(*holder) && !held.contains(&queue) {
+            if is_dead(*holder) && !held.contains(&queue) && !self.queue_row_locks.contains(&queue) {
                 *holder = None;
             }
         }

@@ -18,8 +18,8 @@ pub const LOCKED_IS_KNOWN: &str = "a row locked by a live worker is known to it,
 pub const QUEUE_LOCKED_WITH_JOB: &str = "while a job of a queue is locked, its holder has locked the queue";
 /// A live worker that has locked a queue knows that it must free it, or will look.
 pub const LOCKED_QUEUE_IS_KNOWN: &str = "a queue locked by a live worker is known to it, or it will look for it";
-/// No report releases a job of a queue that it frees.
-pub const NO_RELEASE_WITH_FREE: &str = "no report releases a job of a queue that it frees";
+/// No report gives back (releases, retries) a job of a queue that it frees.
+pub const NO_RELEASE_WITH_FREE: &str = "no report gives back a job of a queue that it frees";
 /// Every event of a keyed add has begun, can still run, or was removed.
 pub const NO_EVENT_LOST: &str = "every event of a keyed add has begun, can still run, or was removed";
 /// A job that never began has the attempts that it had before its claim.
@@ -123,8 +123,8 @@ fn locked_queue_is_known(state: &State) -> bool {
 fn no_release_with_free(state: &State) -> bool {
     let under_way = state.workers.iter().flat_map(Worker::under_way);
     under_way.chain(&state.database.abandoned).all(|exchange| {
-        let mut released = exchange.report.iter().filter(|ended| ended.outcome == Outcome::Released);
-        !released.any(|ended| ended.job.queue.is_some_and(|queue| exchange.free.contains(&queue)))
+        let mut given_back = exchange.report.iter().filter(|ended| ended.outcome != Outcome::Done);
+        !given_back.any(|ended| ended.job.queue.is_some_and(|queue| exchange.free.contains(&queue)))
     })
 }
 

@@ -210,20 +210,20 @@ impl Worker {
         is_worth_it.then_some(Exchange { worker: self.id, report, free, wants })
     }
 
-    /// A queue is freed only if the worker has no other job of it, and the report releases no job of it: a claim in the
-    /// same exchange would not see the released job, and take a later one.
+    /// A queue is freed only if the worker has no other job of it, and the report gives no job of it back: a claim in the
+    /// same exchange would not see that job, and take a later one.
     fn queues_to_free(&self, report: &[Ended], bug: Option<Bug>) -> Vec<Queue> {
         let has_others = |queue: Queue| {
             let blocked = self.blocked.iter().map(|ended| &ended.job);
             let unreported = self.to_report.iter().filter(|ended| !report.contains(ended)).map(|ended| &ended.job);
             self.unfinished().chain(blocked).chain(unreported).any(|job| job.queue == Some(queue))
         };
-        let releases = |queue: Queue| {
+        let gives_back = |queue: Queue| {
             bug != Some(Bug::FreesQueueWithRelease)
-                && report.iter().any(|ended| ended.outcome == Outcome::Released && ended.job.queue == Some(queue))
+                && report.iter().any(|ended| ended.outcome != Outcome::Done && ended.job.queue == Some(queue))
         };
         let ignores_others = bug == Some(Bug::FreesQueueWithOtherJobs);
-        let may_free = |queue: Queue| (ignores_others || !has_others(queue)) && !releases(queue);
+        let may_free = |queue: Queue| (ignores_others || !has_others(queue)) && !gives_back(queue);
         self.queues.iter().copied().filter(|queue| may_free(*queue)).collect()
     }
 
@@ -246,11 +246,9 @@ impl Worker {
         let blocked = |job: &Claimed| answer.blocked.contains(&job.id);
         self.blocked.extend(exchange.report.iter().filter(|ended| blocked(&ended.job)));
         self.blocked.sort_unstable();
-        for queue in exchange.free {
-            // The database has not freed a queue of which a job is blocked.
-            let is_locked = self.blocked.iter().any(|ended| ended.job.queue == Some(queue));
-            if is_locked && bug != Some(Bug::BlockedQueueForgotten) {
-                self.must_free(queue);
+        if bug != Some(Bug::BlockedQueueForgotten) {
+            for queue in &answer.blocked_queues {
+                self.must_free(*queue);
             }
         }
         self.take(answer.claimed);
