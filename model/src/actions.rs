@@ -5,13 +5,14 @@
 use crate::database::{Cleanup, Database, Exchange, JobId, Outcome, Queue, WorkerId};
 use crate::invariants;
 use crate::setup::{Bug, Limits, Setup};
-use crate::worker::{Age, Beat, FIRST, Lane, Worker};
+use crate::worker::{Age, FIRST, Lane, SentHeartbeat, Worker};
 use stateright::{Model, Property};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Mutex, PoisonError};
 
-/// The protocol in a small world, correct or with a bug planted.
+/// The protocol in a small configuration, correct or with a bug planted.
 #[derive(Debug)]
 pub struct Protocol {
     pub(crate) setup: Setup,
@@ -20,7 +21,7 @@ pub struct Protocol {
     ends: Mutex<HashSet<u64>>,
 }
 
-/// A moment of that world.
+/// A moment of that configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(crate) database: Database,
@@ -39,7 +40,7 @@ pub enum Action {
     /// A worker takes an answer.
     Receive(usize, usize),
     /// A worker that lost an answer ends the abandoned exchange, then asks which jobs it holds.
-    LookForHeld(usize),
+    AskWhatIsHeld(usize),
     /// A worker begins a job.
     Begin(usize, u8),
     /// A job ends.
@@ -51,9 +52,9 @@ pub enum Action {
     /// A worker reports blocked outcomes again.
     RetryBlocked(usize),
     /// A worker's heartbeat arrives in the database.
-    Beat(usize),
+    Heartbeat(usize),
     /// The answer to the heartbeat arrives. A worker that was declared dead finds out, and goes on under a new id.
-    HearOfBeat(usize),
+    HeartbeatAnswered(usize),
     /// A worker moves the lock of a job that runs for hours.
     RefreshLock(usize, u8),
     /// A sweep declares workers dead.
@@ -98,26 +99,27 @@ impl Protocol {
     }
 
     /// Whether everything ends from here, if no more faults happen, nothing is added, and the application ends its
-    /// transaction. Follows one way on and remembers where it leads.
+    /// transaction. Follows one path and remembers the result.
     pub(crate) fn can_end(&self, state: &State) -> bool {
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         let known = |hash| self.ends.lock().unwrap_or_else(PoisonError::into_inner).contains(&hash);
-        let mut way = HashSet::new();
-        let mut state = state.clone();
+        let mut way = Vec::new();
+        let mut state = Cow::Borrowed(state);
         loop {
             let hash = hasher.hash_one(&state);
             if known(hash) {
                 break;
             }
-            if !way.insert(hash) {
+            if way.contains(&hash) {
                 return false;
             }
+            way.push(hash);
             let mut actions = Vec::new();
             self.actions(&state, &mut actions);
             actions.retain(|action| helpfulness(&state, *action).is_some());
             actions.sort_by_key(|action| helpfulness(&state, *action));
             match actions.into_iter().find_map(|action| self.next_state(&state, action)) {
-                Some(next) => state = next,
+                Some(next) => state = Cow::Owned(next),
                 None if state.is_over() => break,
                 None => return false,
             }
@@ -133,8 +135,8 @@ fn helpfulness(state: &State, action: Action) -> Option<u8> {
         Action::UnlockRows | Action::GetRowLock => 0,
         Action::Exchange(..) => 1,
         Action::Receive(..) => 2,
-        Action::LookForHeld(_) => 3,
-        Action::Beat(_) | Action::HearOfBeat(_) => 4,
+        Action::AskWhatIsHeld(_) => 3,
+        Action::Heartbeat(_) | Action::HeartbeatAnswered(_) => 4,
         Action::Age(worker) if !state.workers[worker].is_alive => 5,
         Action::Sweep => 6,
         Action::RetryBlocked(_) => 7,
@@ -261,9 +263,9 @@ impl Protocol {
             }
         }
         let is_alone = worker.lanes.iter().all(|lane| *lane == Lane::Idle)
-            || (self.bug == Some(Bug::LookBesideSecondLane) && worker.lanes[FIRST] == Lane::Idle);
+            || (self.bug == Some(Bug::AsksBesideSecondLane) && worker.lanes[FIRST] == Lane::Idle);
         if worker.is_uncertain() && is_alone {
-            actions.push(Action::LookForHeld(at));
+            actions.push(Action::AskWhatIsHeld(at));
         }
         if worker.may_begin(&self.setup, self.bug) {
             actions.extend(worker.ready.iter().map(|job| Action::Begin(at, job.id)));
@@ -289,10 +291,10 @@ impl Protocol {
         if !worker.blocked.is_empty() {
             actions.push(Action::RetryBlocked(at));
         }
-        if worker.beat.is_some() {
-            actions.push(Action::HearOfBeat(at));
+        if worker.sent_heartbeat.is_some() {
+            actions.push(Action::HeartbeatAnswered(at));
         } else if worker.heartbeat > Age::Fresh {
-            actions.push(Action::Beat(at));
+            actions.push(Action::Heartbeat(at));
         }
         // One worker is left to finish the jobs.
         if left.deaths > 0 && state.workers.iter().filter(|worker| worker.is_alive).count() > 1 {
@@ -337,7 +339,7 @@ impl Protocol {
             }
             Action::Exchange(worker, lane) => return self.exchange(state, worker, lane),
             Action::Receive(worker, lane) => workers[worker].receive(lane, self.bug),
-            Action::LookForHeld(worker) => {
+            Action::AskWhatIsHeld(worker) => {
                 let worker = &mut workers[worker];
                 if self.bug != Some(Bug::AbandonedExchangeNotEnded) {
                     database.abandoned.retain(|exchange| exchange.worker != worker.id);
@@ -371,11 +373,12 @@ impl Protocol {
                 workers[worker].release_behind(queue);
             }
             Action::RetryBlocked(worker) => workers[worker].retry_blocked(),
-            Action::Beat(worker) => {
+            Action::Heartbeat(worker) => {
                 let worker = &mut workers[worker];
-                worker.beat = Some(Beat { age: Age::Fresh, is_registered: database.beat(worker.id) });
+                worker.sent_heartbeat =
+                    Some(SentHeartbeat { age: Age::Fresh, is_registered: database.record_heartbeat(worker.id) });
             }
-            Action::HearOfBeat(worker) => self.hear_of_beat(database, &mut workers[worker]),
+            Action::HeartbeatAnswered(worker) => self.heartbeat_answered(database, &mut workers[worker]),
             Action::RefreshLock(worker, id) => {
                 left.refreshes -= 1;
                 if database.row(id).is_some_and(|row| row.locked_by == Some(workers[worker].id)) {
@@ -402,14 +405,15 @@ impl Protocol {
                 left.deaths -= 1;
                 Protocol::abandon_all(database, &mut workers[worker]);
                 let dead = &mut workers[worker];
-                *dead = Worker { is_alive: false, ..Worker::new(dead.id.worker, dead.id.life, self.setup.lanes) };
+                *dead = Worker { is_alive: false, ..Worker::new(dead.id.worker, dead.id.generation, self.setup.lanes) };
             }
             Action::Age(at) => {
                 let worker = &mut workers[at];
                 left.lapses -= u8::from(worker.is_alive);
                 database.heartbeats[at] = database.heartbeats[at].older();
                 worker.heartbeat = worker.heartbeat.older();
-                worker.beat = worker.beat.map(|beat| Beat { age: beat.age.older(), ..beat });
+                worker.sent_heartbeat =
+                    worker.sent_heartbeat.map(|heartbeat| SentHeartbeat { age: heartbeat.age.older(), ..heartbeat });
             }
             Action::AddKeyed => {
                 left.adds -= 1;
@@ -471,18 +475,18 @@ impl Protocol {
     }
 
     /// The answer to a heartbeat. A worker that was declared dead discards everything and registers under a new id.
-    fn hear_of_beat(&self, database: &mut Database, worker: &mut Worker) {
-        let Some(beat) = worker.beat.take() else { return };
-        if beat.is_registered {
+    fn heartbeat_answered(&self, database: &mut Database, worker: &mut Worker) {
+        let Some(heartbeat) = worker.sent_heartbeat.take() else { return };
+        if heartbeat.is_registered {
             // From when it was sent: the database may have written it long before the answer came.
             let from_answer = self.bug == Some(Bug::HeartbeatCountedFromAnswer);
-            worker.heartbeat = if from_answer { Age::Fresh } else { beat.age };
+            worker.heartbeat = if from_answer { Age::Fresh } else { heartbeat.age };
             return;
         }
         Protocol::abandon_all(database, worker);
         *worker = Worker {
             began_after_death: worker.began_after_death,
-            ..Worker::new(worker.id.worker, worker.id.life + 1, self.setup.lanes)
+            ..Worker::new(worker.id.worker, worker.id.generation + 1, self.setup.lanes)
         };
         database.register(worker.id);
     }

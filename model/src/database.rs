@@ -19,7 +19,7 @@ pub(crate) type Events = u8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkerId {
     pub(crate) worker: u8,
-    pub(crate) life: u8,
+    pub(crate) generation: u8,
 }
 
 /// A row of `_private_jobs`.
@@ -43,8 +43,8 @@ pub(crate) struct Job {
     pub(crate) has_begun: bool,
     /// For the invariants: it was retried, recovered, or skipped because of a row lock, so others may come first.
     pub(crate) lost_its_turn: bool,
-    /// For the invariants: it was refunded by somebody who could not know how many attempts it had before it was
-    /// replaced, because replacing it had used them up.
+    /// For the invariants: the refund could not restore the attempts that the job had before its claim, because
+    /// replacing it had used them up.
     pub(crate) attempts_unknown: bool,
 }
 
@@ -158,7 +158,7 @@ pub(crate) struct Database {
     pub(crate) wanted_row: Option<JobId>,
     /// The rows of queues that another transaction has locked.
     pub(crate) queue_row_locks: Vec<Queue>,
-    /// Exchanges that nobody waits for any more, but that the server may still carry out.
+    /// Exchanges that their worker has given up on, but that the server may still carry out.
     pub(crate) abandoned: Vec<Exchange>,
     /// The one task name that cleanup may delete: its id, and the last id that was used.
     pub(crate) task: Option<u8>,
@@ -261,7 +261,7 @@ impl Database {
 
     /// Whether the worker's own row is there: it has not been declared dead.
     pub(crate) fn is_registered(&self, id: WorkerId) -> bool {
-        self.registered[id.worker as usize] == Some(id.life)
+        self.registered[id.worker as usize] == Some(id.generation)
     }
 
     /// The fence: whether the row is still what this worker has claimed.
@@ -277,7 +277,7 @@ impl Database {
     }
 
     /// A heartbeat arrives; false if the worker was declared dead.
-    pub(crate) fn beat(&mut self, id: WorkerId) -> bool {
+    pub(crate) fn record_heartbeat(&mut self, id: WorkerId) -> bool {
         let is_registered = self.is_registered(id);
         if is_registered {
             self.heartbeats[id.worker as usize] = Age::Fresh;
@@ -286,7 +286,7 @@ impl Database {
     }
 
     pub(crate) fn register(&mut self, id: WorkerId) {
-        self.registered[id.worker as usize] = Some(id.life);
+        self.registered[id.worker as usize] = Some(id.generation);
         self.heartbeats[id.worker as usize] = Age::Fresh;
     }
 
@@ -445,8 +445,9 @@ impl Database {
 
     /// Who is dead: registered without a heartbeat for long, or not registered and holding something.
     pub(crate) fn dead_workers(&self, bug: Option<Bug>) -> Vec<WorkerId> {
-        let registered =
-            (0..).zip(&self.registered).filter_map(|(worker, life)| Some(WorkerId { worker, life: (*life)? }));
+        let registered = (0..)
+            .zip(&self.registered)
+            .filter_map(|(worker, generation)| Some(WorkerId { worker, generation: (*generation)? }));
         let holders = self.rows().filter_map(|(_, job)| job.locked_by).chain(self.queues.iter().copied().flatten());
         let orphans = holders.filter(|holder| !self.is_registered(*holder) && bug != Some(Bug::SweepForgetsOrphans));
         let mut dead: Vec<WorkerId> =

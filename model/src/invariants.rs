@@ -12,12 +12,12 @@ use stateright::Property;
 pub const IN_ONE_PLACE: &str = "a claimed job is in one place of its worker's memory";
 /// Ready, behind and running jobs are locked in the database by this claim.
 pub const MEMORY_IS_LOCKED: &str = "a job that has not ended in a live worker's memory is locked by this claim";
-/// Every row that a live worker has locked is in its memory or under way, or the worker is uncertain and will look.
-pub const LOCKED_IS_KNOWN: &str = "a row locked by a live worker is known to it, or it will look for it";
+/// Every row that a live worker has locked is in its memory or under way, or the worker is uncertain and will ask.
+pub const LOCKED_IS_KNOWN: &str = "a row locked by a live worker is known to it, or it will ask";
 /// The holder of a job of a queue holds the queue.
 pub const QUEUE_LOCKED_WITH_JOB: &str = "while a job of a queue is locked, its holder has locked the queue";
-/// A live worker that has locked a queue knows that it must free it, or will look.
-pub const LOCKED_QUEUE_IS_KNOWN: &str = "a queue locked by a live worker is known to it, or it will look for it";
+/// A live worker that has locked a queue knows that it must free it, or will ask.
+pub const LOCKED_QUEUE_IS_KNOWN: &str = "a queue locked by a live worker is known to it, or it will ask";
 /// No report gives back (releases, retries) a job of a queue that it frees.
 pub const NO_RELEASE_WITH_FREE: &str = "no report gives back a job of a queue that it frees";
 /// Every event of a keyed add has begun, can still run, or was removed.
@@ -25,7 +25,7 @@ pub const NO_EVENT_LOST: &str = "every event of a keyed add has begun, can still
 /// A job that never began has the attempts that it had before its claim.
 pub const RELEASE_REFUNDS: &str = "a job that never began regains what its claim took";
 /// While an abandoned exchange may still commit, its worker is uncertain.
-pub const NOTHING_COMMITS_UNHEARD: &str = "an abandoned exchange can commit only while its worker is uncertain";
+pub const ABANDONED_ONLY_WHILE_UNCERTAIN: &str = "an abandoned exchange can commit only while its worker is uncertain";
 /// A removed job never becomes available again.
 pub const REMOVED_STAYS_REMOVED: &str = "a removed job never becomes available again";
 /// The task of every job exists.
@@ -51,7 +51,7 @@ pub(crate) fn properties() -> Vec<Property<Protocol>> {
         Property::always(NO_RELEASE_WITH_FREE, |_, state| no_release_with_free(state)),
         Property::always(NO_EVENT_LOST, |_, state| no_event_is_lost(state)),
         Property::always(RELEASE_REFUNDS, |_, state| release_refunds(state)),
-        Property::always(NOTHING_COMMITS_UNHEARD, |_, state| nothing_commits_unheard(state)),
+        Property::always(ABANDONED_ONLY_WHILE_UNCERTAIN, |_, state| abandoned_only_while_uncertain(state)),
         Property::always(REMOVED_STAYS_REMOVED, |_, state| removed_stays_removed(state)),
         Property::always(NAMES_EXIST, |_, state| names_exist(state)),
         Property::always(ONE_OF_A_QUEUE, |_, state| one_of_a_queue_runs(state)),
@@ -67,7 +67,7 @@ fn live(state: &State) -> impl Iterator<Item = &Worker> {
     state.workers.iter().filter(|worker| worker.is_alive && state.database.is_registered(worker.id))
 }
 
-/// All jobs that a worker knows of, also those under way; not what a look at held jobs brings.
+/// All jobs that a worker knows of, also those under way; not the answer to what it holds.
 fn known(worker: &Worker) -> Vec<&Claimed> {
     let reported = worker.under_way().flat_map(|exchange| &exchange.report).map(|ended| &ended.job);
     let claimed = worker.lanes.iter().flat_map(|lane| match lane {
@@ -135,14 +135,14 @@ fn no_event_is_lost(state: &State) -> bool {
     database.added & !(database.begun | database.removed | can_run) == 0
 }
 
-/// Exactly, or at least one attempt if replacing the job had used them up before anybody knew how many there were.
+/// Exactly; or at least one attempt, if the job was replaced before its worker learned how many it had.
 fn release_refunds(state: &State) -> bool {
     let mut never_began = state.database.rows().filter(|(_, job)| !job.has_begun && !job.removed);
     never_began
         .all(|(_, job)| job.locked_by.is_some() || job.attempts == 0 || (job.attempts_unknown && job.is_available()))
 }
 
-fn nothing_commits_unheard(state: &State) -> bool {
+fn abandoned_only_while_uncertain(state: &State) -> bool {
     let uncertain = |worker: &Worker| worker.is_uncertain();
     live(state)
         .all(|worker| uncertain(worker) || state.database.abandoned.iter().all(|exchange| exchange.worker != worker.id))

@@ -11,7 +11,7 @@
 //! | What does a worker keep in memory, and what does it do with it? | `worker.rs` |
 //! | What can happen next, and what is a fault? | `actions.rs` |
 //! | What must hold in every state? | `invariants.rs` |
-//! | Which small worlds are checked, and which bugs can be planted? | `setup.rs` |
+//! | Which small configurations are checked, and which bugs can be planted? | `setup.rs` |
 //!
 //! ```
 //! use graphile_worker_model::{Protocol, Setup};

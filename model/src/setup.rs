@@ -1,10 +1,10 @@
-//! Which small worlds are checked, and which bugs can be planted?
+//! Which small configurations are checked, and which bugs can be planted?
 //!
-//! Each world exercises one theme. Bounds keep it finite: how many jobs, and how often each kind of event happens.
+//! Each configuration exercises one theme. Bounds keep it finite: how many jobs, and how often each kind of event happens.
 
 use crate::database::Queue;
 
-/// A small world: workers, jobs, and how much may happen.
+/// A small configuration: workers, jobs, and how much may happen.
 #[derive(Debug, Clone)]
 pub struct Setup {
     pub(crate) workers: u8,
@@ -63,7 +63,7 @@ impl Setup {
         Setup { workers, lanes, slots: 1, capacity: 2, max_attempts: 2, jobs, adders: 0, limits }
     }
 
-    /// The same world, where everything that may happen may happen once more. For a night, not for CI.
+    /// The same configuration with every limit raised by one. Too large for CI.
     pub fn larger(mut self) -> Setup {
         let Limits {
             adds,
@@ -213,9 +213,9 @@ pub enum Bug {
     /// A held job counts as known by its id, whatever the claim.
     HeldKnownById,
     /// The worker asks for what it holds while an exchange of the second lane is under way.
-    LookBesideSecondLane,
-    /// The second lane exchanges between the look at what is held and the exchange after it.
-    SecondLaneBesideTheLook,
+    AsksBesideSecondLane,
+    /// The second lane exchanges between the answer to what is held and the next report.
+    SecondLaneBeforeNextReport,
     /// The second lane exchanges while the first is uncertain.
     SecondLaneWhileUncertain,
     /// The second lane reports jobs of queues.

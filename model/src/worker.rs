@@ -51,7 +51,7 @@ impl Age {
 
 /// A heartbeat that has reached the database and whose answer is on its way back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Beat {
+pub(crate) struct SentHeartbeat {
     /// Since the worker sent it.
     pub(crate) age: Age,
     /// Whether the database still had the worker's row.
@@ -65,7 +65,7 @@ pub(crate) struct Worker {
     pub(crate) id: WorkerId,
     /// How long ago it sent the last heartbeat that was answered.
     pub(crate) heartbeat: Age,
-    pub(crate) beat: Option<Beat>,
+    pub(crate) sent_heartbeat: Option<SentHeartbeat>,
     /// Jobs that can begin if there is a slot; of a queue one at most.
     pub(crate) ready: Vec<Claimed>,
     /// Jobs of a queue that wait for the one that is ready or running.
@@ -86,12 +86,12 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(worker: u8, life: u8, lanes: u8) -> Worker {
+    pub(crate) fn new(worker: u8, generation: u8, lanes: u8) -> Worker {
         Worker {
             is_alive: true,
-            id: WorkerId { worker, life },
+            id: WorkerId { worker, generation },
             heartbeat: Age::Fresh,
-            beat: None,
+            sent_heartbeat: None,
             ready: Vec::new(),
             behind: Vec::new(),
             running: Vec::new(),
@@ -119,9 +119,9 @@ impl Worker {
         let places = [self.ready.len(), self.running.len(), self.to_report.len()];
         (
             self.is_alive,
-            self.id.life,
+            self.id.generation,
             self.heartbeat,
-            self.beat,
+            self.sent_heartbeat,
             self.is_uncertain(),
             stages,
             places,
@@ -194,7 +194,7 @@ impl Worker {
                     (self.lanes[FIRST] != Lane::Idle || may_be_uncertain)
                         && !matches!(self.lanes[FIRST], Lane::Held(_))
                         && (!self.is_uncertain() || may_be_uncertain)
-                        && (!self.alone || bug == Some(Bug::SecondLaneBesideTheLook))
+                        && (!self.alone || bug == Some(Bug::SecondLaneBeforeNextReport))
                 }
             };
         if !may_send {

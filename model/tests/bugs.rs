@@ -41,11 +41,11 @@ bugs! {
     frees_queue_with_other_jobs: FreesQueueWithOtherJobs in queue breaks ONE_OF_A_QUEUE;
     frees_queue_despite_blocked: FreesQueueDespiteBlocked in row_locks_of_a_queue breaks QUEUE_LOCKED_WITH_JOB;
     blocked_queue_forgotten: BlockedQueueForgotten in row_locks_of_a_queue breaks LOCKED_QUEUE_IS_KNOWN;
-    abandoned_exchange_not_ended: AbandonedExchangeNotEnded in lost_answers breaks NOTHING_COMMITS_UNHEARD;
-    abandoned_exchange_takes_jobs_nobody_runs: AbandonedExchangeNotEnded in lost_answers breaks LOCKED_IS_KNOWN;
+    abandoned_exchange_not_ended: AbandonedExchangeNotEnded in lost_answers breaks ABANDONED_ONLY_WHILE_UNCERTAIN;
+    abandoned_exchange_claims_jobs_that_never_run: AbandonedExchangeNotEnded in lost_answers breaks LOCKED_IS_KNOWN;
     held_known_by_id: HeldKnownById in lost_answers breaks EVERY_JOB_CAN_END;
-    look_beside_second_lane: LookBesideSecondLane in two_lanes breaks IN_ONE_PLACE;
-    second_lane_beside_the_look: SecondLaneBesideTheLook in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
+    asks_beside_second_lane: AsksBesideSecondLane in two_lanes breaks IN_ONE_PLACE;
+    second_lane_before_next_report: SecondLaneBeforeNextReport in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
     second_lane_while_uncertain: SecondLaneWhileUncertain in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
     second_lane_reports_queued: SecondLaneReportsQueued in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
     fence_by_worker_only: FenceByWorkerOnly in two_lanes breaks MEMORY_IS_LOCKED;

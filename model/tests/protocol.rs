@@ -1,6 +1,6 @@
-//! The correct protocol keeps every property in every state of every small world.
+//! The correct protocol keeps every property in every state of every small configuration.
 //!
-//! `MODEL_LARGER=1` checks larger worlds, which takes hours and tens of gigabytes; name one test.
+//! `MODEL_LARGER=1` checks larger configurations, which takes hours and tens of gigabytes; name one test.
 
 use graphile_worker_model::{Protocol, Setup, State};
 use stateright::{Checker, HasDiscoveries, Model};
@@ -33,7 +33,7 @@ fn counterexample(setup: Setup, property: &'static str) -> String {
     format!("after {} steps: {}", actions.len(), actions.join(", "))
 }
 
-macro_rules! worlds {
+macro_rules! configurations {
     ($($theme:ident)*) => {
         $(
             #[test]
@@ -44,7 +44,7 @@ macro_rules! worlds {
     };
 }
 
-worlds! {
+configurations! {
     lost_answers two_workers_lose_answers two_lanes queue keys keys_of_failed_jobs keys_in_a_queue row_locks
     row_locks_of_a_queue row_locks_and_two_lanes deaths recovery_of_keyed_jobs recovery_of_queues
     recovery_with_two_lanes recovery_after_a_loss names
