@@ -136,7 +136,7 @@ impl Setup {
 
     /// The application holds row locks on jobs that are claimed, reported and released.
     pub fn row_locks() -> Setup {
-        let limits = Limits { row_locks: 2, releases: 1, failures: 1, losses: 1, ..Limits::default() };
+        let limits = Limits { row_locks: 2, releases: 1, losses: 1, ..Limits::default() };
         Setup::new(1, 1, &[QUEUED, QUEUED, PLAIN], limits)
     }
 
