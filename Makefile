@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test check interop matrix bench demo postgres npm pip
+.PHONY: help test check model interop matrix bench demo postgres npm pip
 
 help: ## What can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,6 +12,9 @@ check: ## Formatting, lints, documentation; dependencies too where cargo-deny is
 	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --all-features
 	@if command -v cargo-deny >/dev/null; then cargo deny check licenses bans sources; else echo "cargo-deny is not installed: skipped"; fi
+
+model: ## Check the model of the protocol between workers and database, in every order of events
+	cargo test --locked -p graphile_worker_model
 
 interop: postgres npm pip ## Test beside the real Node package and Python drivers (needs npm and pip)
 	cargo test --locked -p graphile_worker_interop
