@@ -195,6 +195,9 @@ pub(crate) struct Lanes {
     under_way: Arc<RwLock<()>>,
     /// Whether the second lane has lost an answer, so that the first must find out.
     pub(crate) second_lost_an_answer: AtomicBool,
+    /// Whether the first lane has lost an answer and has not found out yet. Meanwhile the second lane must claim nothing: a
+    /// report that is repeated may free a queue again, which is then no longer free.
+    pub(crate) first_lost_an_answer: AtomicBool,
     /// Transactions that were told to commit and have not answered yet; only behind a pooler.
     committing: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
@@ -411,6 +414,7 @@ impl Exchange {
                 Ok(Err(error)) => error.to_string_with_sources(),
                 Err(_) => Error::NoAnswer { after: ANSWER_TIMEOUT }.to_string(),
             };
+            self.lanes.first_lost_an_answer.store(true, Ordering::Release);
             self.surroundings.hooks.emit(FetchError, || self.surroundings.event(Some(error.clone()))).await;
             if !away {
                 warn!(
@@ -449,12 +453,15 @@ impl Exchange {
         } else {
             UnderWay::Beside(lanes.begin().await)
         };
-        let settled: HashSet<i64> = report.ids().collect();
-        found_again.retain(|job| !settled.contains(&job.id));
+        let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
+        found_again.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
         // A queue whose next job was claimed without our knowledge is not free.
         let taken: HashSet<Option<i32>> = found_again.iter().map(|job| job.job_queue_id).collect();
         let free = report.free_queues.iter().copied().filter(|queue| !taken.contains(&Some(*queue)));
         let exchanged = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), wants).await;
+        if exchanged.is_ok() {
+            lanes.first_lost_an_answer.store(false, Ordering::Release);
+        }
         // What was found is not in hand yet: it has to be found again.
         self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost);
         Ok(Reply { answer: exchanged?, found_again, under_way })

@@ -431,20 +431,22 @@ impl Hand {
         (jobs.iter().map(|job| job.id).collect(), queues)
     }
 
-    /// Takes those of the jobs that were claimed without our knowledge: that neither wait, nor run, nor have ended.
+    /// Takes those of the jobs that the database says this worker holds which it does not know of: that neither wait, nor run,
+    /// nor have ended. One that has ended may have been claimed again since.
     pub(crate) fn receive_unknown(&self, mut jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;
         }
-        {
-            let state = self.state();
-            let waiting = state.waiting().map(|waiting| waiting.job.id);
-            let known = waiting.chain(state.running.keys().copied());
-            let ended = state.report.iter().chain(&state.blocked).map(|ended| ended.job.id);
-            let known: HashSet<i64> = known.chain(ended).collect();
-            jobs.retain(|job| !known.contains(&job.id));
-        }
-        self.state().receive(jobs);
+        let mut state = self.state();
+        let in_hand: HashSet<i64> =
+            state.waiting().map(|waiting| waiting.job.id).chain(state.running.keys().copied()).collect();
+        let ended: HashMap<i64, Arc<Job>> =
+            state.report.iter().chain(&state.blocked).map(|ended| (ended.job.id, ended.job.clone())).collect();
+        jobs.retain(|job| {
+            !in_hand.contains(&job.id) && !ended.get(&job.id).is_some_and(|ended| ended.is_same_claim(job))
+        });
+        state.receive(jobs);
+        drop(state);
         self.job_ready.notify_waiters();
     }
 
@@ -990,6 +992,19 @@ mod tests {
         assert!(pauses[0] < pauses[1] && pauses[11] == LONGEST_BLOCKED_PAUSE && hand.is_blocked_for_long());
         exchange(&hand, Lane::First, Answer::default());
         assert!(hand.is_empty() && !hand.is_blocked_for_long());
+    }
+
+    #[test]
+    fn a_job_that_has_ended_and_was_claimed_again_is_known_by_the_time_of_its_claim() {
+        let hand = hand();
+        let at = |seconds| Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) };
+        hand.wake_claim();
+        exchange(&hand, Lane::First, Answer { jobs: vec![at(1)], ..Answer::default() });
+        finish_all(&hand);
+        hand.receive_unknown(vec![at(1), at(3601)]);
+        assert!(start(&hand).is_none(), "it is to be reported, and its lock was kept fresh");
+        hand.receive_unknown(vec![at(5)]);
+        assert_eq!(start(&hand).map(|running| running.job.locked_at), Some(at(5).locked_at));
     }
 
     #[test]

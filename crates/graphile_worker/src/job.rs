@@ -40,6 +40,18 @@ pub struct Job {
     pub flags: Option<serde_json::Value>,
 }
 
+impl Job {
+    /// Whether both are one and the same claim of a job. The lock of a job that runs for long is kept fresh by whole hours
+    /// (`keep_locks_fresh.sql`).
+    pub(crate) fn is_same_claim(&self, other: &Job) -> bool {
+        let are_hours_apart = |(one, other): (DateTime<Utc>, DateTime<Utc>)| {
+            (one - other).num_microseconds().is_some_and(|apart| apart % 3_600_000_000 == 0)
+        };
+        let same_lock = self.locked_at.zip(other.locked_at).map_or(self.locked_at == other.locked_at, are_hours_apart);
+        self.id == other.id && same_lock
+    }
+}
+
 #[cfg(test)]
 impl Job {
     /// For tests.

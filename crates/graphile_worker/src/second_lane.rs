@@ -13,7 +13,7 @@ use crate::options::Settings;
 use chrono::Utc;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::OwnedRwLockReadGuard;
 use tokio_util::sync::CancellationToken;
@@ -50,7 +50,8 @@ impl SecondLane {
         let Ok(forbidden_flags) = self.settings.forbidden_flags.current().await else { return Ok(()) };
         let lanes = self.exchange.lanes();
         let under_way = lanes.begin().await;
-        if lanes.second_lost_an_answer.load(Ordering::Acquire) {
+        let is_lost = |lost: &AtomicBool| lost.load(Ordering::Acquire);
+        if is_lost(&lanes.first_lost_an_answer) || is_lost(&lanes.second_lost_an_answer) {
             return Ok(());
         }
         let is_limited = !self.hand.limits().is_empty();
