@@ -172,8 +172,13 @@ struct Run<'e> {
 impl Run<'_> {
     fn describe(&self, zero: Nanos) -> String {
         let (begin, process) = (self.begin, self.process);
+        let queue = match (&begin.queue, begin.seq, begin.queue_id) {
+            (None, _, None) => String::new(),
+            (_, seq, Some(id)) => format!(" (number {seq:?} in queue {id})"),
+            (Some(_), seq, None) => format!(" (number {seq:?}, the row has lost its queue)"),
+        };
         format!(
-            "{} {} attempt {} on process {} (pid {}, {}) {}–{} {}",
+            "{} {}{queue} attempt {} on process {} (pid {}, {}) {}–{} {}",
             begin.task,
             begin.job,
             begin.attempt,
@@ -367,8 +372,7 @@ fn no_queue_overlaps(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -
         .iter()
         .map(|(first, second)| {
             let queue = first.begin.queue.as_deref().unwrap_or_default();
-            let seqs = (first.begin.seq.unwrap_or(0), second.begin.seq.unwrap_or(0));
-            format!("{queue} {}+{}: {} | {}", seqs.0, seqs.1, first.describe(zero), second.describe(zero))
+            format!("{queue}: {} | {}", first.describe(zero), second.describe(zero))
         })
         .collect();
     Verdict {

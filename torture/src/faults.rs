@@ -6,7 +6,7 @@ use crate::fleet::Fleet;
 use crate::load::Driver;
 use crate::proxy::Mode;
 use crate::record::{lock, now};
-use crate::server::Server;
+use crate::server::{MAX_CONNECTIONS, Server};
 use crate::worker::THRESHOLD;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -57,6 +57,11 @@ impl Kind {
         Kind::WalFull,
     ];
 
+    /// Whether it is about the server as a whole. Only one of these at a time.
+    fn is_of_server(self) -> bool {
+        matches!(self, Kind::ServerKill | Kind::ServerCrash | Kind::Connections | Kind::WalFull)
+    }
+
     /// For `--list`.
     pub(crate) fn does(self) -> &'static str {
         match self {
@@ -89,7 +94,7 @@ pub(crate) struct Faults {
     /// The small disk of the WAL, if there is one.
     pub(crate) wal: Option<PathBuf>,
     /// Faults of the server come one at a time.
-    pub(crate) server_in_use: tokio::sync::Mutex<()>,
+    pub(crate) server_in_use: Arc<tokio::sync::Mutex<()>>,
     pub(crate) counts: Mutex<BTreeMap<Kind, usize>>,
 }
 
@@ -115,9 +120,21 @@ impl Faults {
                 }
             }
             let Some(kind) = bag.pop() else { continue };
+            let server = if kind.is_of_server() {
+                match self.server_in_use.clone().try_lock_owned() {
+                    Ok(in_use) => Some(in_use),
+                    Err(_) => {
+                        bag.insert(0, kind);
+                        continue;
+                    }
+                }
+            } else {
+                None
+            };
             *lock(&self.counts).entry(kind).or_default() += 1;
             let (faults, mut random) = (self.clone(), random.fork());
             running.spawn(async move {
+                let _server_in_use = server;
                 faults.fleet.note("fault", json!({ "kind": format!("{kind:?}") }));
                 let done = faults.inflict(kind, &mut random).await;
                 faults.fleet.note(
@@ -147,7 +164,6 @@ impl Faults {
             Kind::Backends => self.terminate_backends(random).await?,
             Kind::ServerKill => self.kill_server(random).await?,
             Kind::ServerCrash => {
-                let _in_use = self.server_in_use.lock().await;
                 let from = now();
                 self.server.kill_one_backend(random);
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -199,7 +215,6 @@ impl Faults {
     }
 
     async fn kill_server(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
-        let _in_use = self.server_in_use.lock().await;
         let from = now();
         self.server.kill().await;
         // Mostly back at once; sometimes away for longer than the recovery threshold.
@@ -259,12 +274,13 @@ impl Faults {
     }
 
     async fn use_up_connections(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
-        let _in_use = self.server_in_use.lock().await;
-        let mut held: Vec<PgConnection> = Vec::new();
-        while let Ok(connection) = self.driver.connect().await {
-            held.push(connection);
-        }
         let from = now();
+        let mut connecting = tokio::task::JoinSet::new();
+        for _ in 0..MAX_CONNECTIONS {
+            let driver = self.driver.clone();
+            connecting.spawn(async move { driver.connect().await });
+        }
+        let mut held: Vec<PgConnection> = connecting.join_all().await.into_iter().flatten().collect();
         let slot = self.fleet.random_slot(random);
         self.fleet.reset(slot);
         // Whoever takes the place of a closed connection: the worker, or we.
@@ -286,7 +302,6 @@ impl Faults {
     /// Fills the small disk with a file, writes WAL until PostgreSQL fails, and makes room again.
     async fn fill_wal(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
         let Some(wal) = &self.wal else { return Ok(()) };
-        let _in_use = self.server_in_use.lock().await;
         let ballast = wal.join("ballast");
         let mut connection = self.driver.connect().await?;
         let filled = fill(&ballast);

@@ -32,7 +32,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The seeds of `--short`, and how long each runs.
 const SHORT_SEEDS: [u64; 2] = [1, 2];
-const SHORT_SECONDS: u64 = 20;
+const SHORT_SECONDS: u64 = 15;
 
 const DEFAULT_SECONDS: u64 = 60;
 
@@ -63,7 +63,7 @@ struct Arguments {
     /// How many worker processes run
     #[arg(long, default_value_t = 5)]
     workers: usize,
-    /// Runs the fixed seeds that CI runs, 20 seconds each
+    /// Runs the fixed seeds that CI runs, 15 seconds each
     #[arg(long, conflicts_with_all = ["seed", "minutes", "seconds"])]
     short: bool,
     /// Keeps the folder with all records even if no invariant is violated
@@ -231,7 +231,7 @@ impl Run {
             fleet: fleet.clone(),
             driver: driver.clone(),
             wal,
-            server_in_use: tokio::sync::Mutex::default(),
+            server_in_use: Arc::default(),
             counts: std::sync::Mutex::default(),
         });
         Ok(Run { server, fleet, driver, faults, random: std::sync::Mutex::new(random), cron_start })
@@ -412,7 +412,7 @@ fn wal_folder(folder: &Path) -> Option<PathBuf> {
 async fn small_wal_disk(folder: &Path, server: &Server) -> Result<Option<PathBuf>, Failure> {
     let Some(wal) = wal_folder(folder) else { return Ok(None) };
     std::fs::create_dir_all(&wal)?;
-    let mount = ["-t", "tmpfs", "-o", "size=160m", "torture-wal"];
+    let mount = ["-t", "tmpfs", "-o", "size=112m", "torture-wal"];
     let mounted = std::process::Command::new("mount").args(mount).arg(&wal).status();
     if !mounted.is_ok_and(|status| status.success()) {
         return Ok(None);

@@ -54,7 +54,10 @@ pub(crate) struct Begin {
     pub(crate) attempt: i16,
     /// The job's `last_error` when it was claimed.
     pub(crate) last_error: Option<String>,
+    /// The queue that the job was added to.
     pub(crate) queue: Option<String>,
+    /// The queue that its row names.
+    pub(crate) queue_id: Option<i32>,
     /// The position in the queue.
     pub(crate) seq: Option<u64>,
     /// The events of a keyed job.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// As few as the fleet needs, so that a fault can use them up.
-const MAX_CONNECTIONS: u32 = 100;
+pub(crate) const MAX_CONNECTIONS: u32 = 100;
 
 pub(crate) struct Server {
     folder: PathBuf,

@@ -88,19 +88,22 @@ pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
         }
     });
     let runs = Arc::new(AtomicU64::new(0));
-    // The server may be away when the process starts. `init` reports that; trying again is up to the caller.
-    let worker = loop {
-        match options(&arguments, &journal, &runs, &clock)?.init().await {
-            Ok(worker) => break worker,
-            Err(error) => {
+    loop {
+        let ended = match options(&arguments, &journal, &runs, &clock)?.init().await {
+            Ok(worker) => worker.run().await,
+            Err(error) => Err(error),
+        };
+        journal.write(&Line::Stopped { at: now(), error: ended.as_ref().err().map(ToString::to_string) });
+        match ended {
+            // The server may be away when a worker starts. The library reports that; trying again is up to the caller.
+            // Once the worker has run a job, it must cope with outages by itself.
+            Err(error) if runs.load(Ordering::Relaxed) == 0 && error.is_retryable() => {
                 eprintln!("could not start, trying again: {error}");
                 tokio::time::sleep(Duration::from_millis(300)).await;
             }
+            ended => return Ok(ended?),
         }
-    };
-    let ended = worker.run().await;
-    journal.write(&Line::Stopped { at: now(), error: ended.as_ref().err().map(ToString::to_string) });
-    Ok(ended?)
+    }
 }
 
 fn options(
@@ -158,6 +161,7 @@ impl Run {
             attempt: job.attempts,
             last_error: job.last_error.clone(),
             queue: ordinary.queue,
+            queue_id: job.job_queue_id,
             seq: ordinary.seq,
             events: serde_json::from_value(payload.clone()).unwrap_or_default(),
             tick: payload["_cron"]["ts"].as_str().and_then(|tick| tick.parse().ok()),
