@@ -260,7 +260,7 @@ impl Outages {
 }
 
 /// Joins spans with less than `RECONNECT` between them.
-fn merged(mut spans: Vec<Span>) -> Vec<Span> {
+pub(crate) fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_by_key(|span| span.from);
     let mut merged: Vec<Span> = Vec::new();
     for span in spans {

@@ -99,7 +99,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Inflicts faults until `end`, each kind once before any comes again. Returns when all are over.
+    /// Inflicts faults until `end`, each kind before any comes again. Returns when all are over.
     pub(crate) async fn run(
         self: Arc<Self>,
         kinds: Vec<Kind>,
@@ -111,6 +111,8 @@ impl Faults {
         while tokio::time::Instant::now() < end && !kinds.is_empty() {
             if bag.is_empty() {
                 bag = kinds.clone();
+                // Twice as often as faults of the server, which leave little time for anything else.
+                bag.extend(kinds.iter().filter(|kind| !kind.is_of_server()));
                 random.shuffle(&mut bag);
             }
             tokio::time::sleep(Duration::from_millis(random.u64(100..1200))).await;

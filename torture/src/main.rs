@@ -174,16 +174,17 @@ async fn one_seed(arguments: &Arguments, seed: u64, length: Duration) -> Result<
             run.fleet.abandon().await;
         }
         run.driver.pool.close().await;
-        evidence.map(|evidence| (check::check(&evidence), lock(&run.faults.counts).clone()))
+        evidence.map(|evidence| (check::check(&evidence), lock(&run.faults.counts).clone(), away(&evidence)))
     };
     let ended = story.await;
     server.stop();
     if let Some(wal) = wal_folder(&folder) {
         let _ = std::process::Command::new("umount").arg(wal).status();
     }
-    let (verdicts, counts) = ended.inspect_err(|_| println!("records are kept in {}", folder.display()))?;
+    let (verdicts, counts, away) = ended.inspect_err(|_| println!("records are kept in {}", folder.display()))?;
     let counts: Vec<String> = counts.iter().map(|(kind, count)| format!("{} {count}", name(*kind))).collect();
     println!("faults: {}", counts.join(", "));
+    println!("the server was away for {away:.1} s");
     let holds = report(&verdicts);
     if holds && !arguments.keep {
         std::fs::remove_dir_all(&folder)?;
@@ -192,6 +193,12 @@ async fn one_seed(arguments: &Arguments, seed: u64, length: Duration) -> Result<
     }
     println!("repeat with: make torture TORTURE=\"{}\"\n", repeat(arguments, seed, length));
     Ok(holds)
+}
+
+/// For how many seconds the server did not answer.
+fn away(evidence: &Evidence) -> f64 {
+    let spans = check::merged(evidence.server_away.clone());
+    spans.iter().map(|span| span.to - span.from).sum::<u64>() as f64 / SECOND as f64
 }
 
 fn repeat(arguments: &Arguments, seed: u64, length: Duration) -> String {
