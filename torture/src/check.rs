@@ -11,6 +11,10 @@ const MAY_BE_DEAD_AFTER: Nanos = (THRESHOLD.as_millis() as u64 - 2 * HEARTBEAT.a
 /// How long a worker may need to reconnect after an outage; two outages with less than this between them count as one.
 const RECONNECT: Nanos = SECOND;
 
+/// A worker comes back to ticks for five minutes of the crontab's clock, which are 25 seconds. If the server was away for
+/// about as long, ticks may be missing.
+const TICKS_MAY_BE_MISSED_AFTER: Nanos = 20 * SECOND;
+
 /// How many transactions per second an idle worker may make: 2 heartbeats, 1 sweep, 1 poll, the crontab, and spare.
 const IDLE_TRANSACTIONS: f64 = 15.0;
 
@@ -467,7 +471,9 @@ fn each_tick_once(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
         .filter(|(_, jobs)| jobs.len() > 1)
         .map(|(tick, jobs)| format!("tick {tick} was added {} times: jobs {jobs:?}", jobs.len()))
         .collect();
-    if let Some((first, last)) = evidence.cron {
+    let long_away =
+        merged(evidence.server_away.clone()).iter().any(|away| away.to - away.from > TICKS_MAY_BE_MISSED_AFTER);
+    if let Some((first, last)) = evidence.cron.filter(|_| !long_away) {
         let minute = chrono::TimeDelta::minutes(1);
         let mut tick = DateTime::from_timestamp(first.timestamp().div_euclid(60) * 60, 0).unwrap_or(first) + minute;
         while tick <= last {

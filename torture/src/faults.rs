@@ -76,7 +76,7 @@ impl Kind {
                 "breaks connections of a worker at random: before the request, after it, or within the answer"
             }
             Kind::BlackHole => "passes nothing between a worker and the server, briefly or beyond the threshold",
-            Kind::Late => "delays all answers to a worker by 50 to 600 ms",
+            Kind::Late => "delays all answers to a worker by 30 to 250 ms",
             Kind::RowLocks => "holds row locks on jobs in an open transaction",
             Kind::TableLock => "holds a lock on the table of jobs",
             Kind::OpenTransaction => "holds a keyed add in an open transaction, then commits or rolls back",
@@ -178,15 +178,17 @@ impl Faults {
                 }
             }
             Kind::Breaking => {
-                let one_in = random.u32(40..120);
-                fleet.disturb(slot, Mode::Breaking(one_in), milliseconds(random, 1000..5000), false).await;
+                // Rarely enough that a new connection is likely to succeed: heartbeats must arrive.
+                let one_in = random.u32(50..150);
+                fleet.disturb(slot, Mode::Breaking(one_in), milliseconds(random, 2000..6000), false).await;
             }
             Kind::BlackHole => {
                 let reset = random.bool();
                 fleet.disturb(slot, Mode::BlackHole, outage(random), reset).await;
             }
             Kind::Late => {
-                let late = Mode::Late(milliseconds(random, 50..600));
+                // A new connection takes about ten answers, and that must be possible within the threshold.
+                let late = Mode::Late(milliseconds(random, 30..250));
                 fleet.disturb(slot, late, milliseconds(random, 1000..6000), false).await;
             }
             Kind::RowLocks => self.lock_rows(random).await?,

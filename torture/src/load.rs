@@ -465,10 +465,12 @@ fn trouble(error: &(dyn std::error::Error + 'static)) -> Trouble {
             Some(sqlx::Error::Database(database)) => {
                 let code = database.code().unwrap_or_default().into_owned();
                 // Shutdown, too many connections, disk full, input/output error, connection exceptions.
-                let outage = ["57P", "533", "531", "580", "08"].iter().any(|class| code.starts_with(class));
+                let outage = ["57P", "533", "531", "58", "08"].iter().any(|class| code.starts_with(class));
                 return if outage { Trouble::Outage } else { Trouble::Other(code) };
             }
-            Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_)) => return Trouble::Outage,
+            Some(sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_)) => {
+                return Trouble::Outage;
+            }
             _ => {}
         }
         next = error.source();
