@@ -178,8 +178,7 @@ impl Faults {
                 }
             }
             Kind::Breaking => {
-                // Rarely enough that a new connection is likely to succeed: heartbeats must arrive.
-                let one_in = random.u32(50..150);
+                let one_in = random.u32(4..30);
                 fleet.disturb(slot, Mode::Breaking(one_in), milliseconds(random, 2000..6000), false).await;
             }
             Kind::BlackHole => {
@@ -272,7 +271,7 @@ impl Faults {
         let mut transaction = connection.begin().await?;
         let sql = format!("lock table graphile_worker._private_jobs in {mode} mode");
         sqlx::query(AssertSqlSafe(sql)).execute(&mut *transaction).await?;
-        sleep(random, 300..3000).await;
+        sleep(random, 200..1800).await;
         transaction.rollback().await?;
         Ok(())
     }

@@ -186,7 +186,7 @@ impl Driver {
                     }
                 }
             }
-            self.pause(&mut random, 60).await;
+            self.pause(&mut random, 25).await;
         }
     }
 
@@ -244,7 +244,7 @@ impl Driver {
                     strict: Some((name.clone(), seq)),
                 });
             }
-            self.pause(&mut random, 120).await;
+            self.pause(&mut random, 60).await;
         }
     }
 
@@ -286,7 +286,7 @@ impl Driver {
                     }
                 }
             }
-            self.pause(&mut random, 40).await;
+            self.pause(&mut random, 25).await;
         }
     }
 

@@ -18,11 +18,15 @@ pub(crate) enum Mode {
     BlackHole,
     /// Answers arrive this much later.
     Late(Duration),
-    /// One of this many requests breaks its connection: before the server gets it, after that, or in the answer.
+    /// One of this many requests breaks its connection: before the server gets it, after that, or in the answer. Small
+    /// requests pass, so that logins and heartbeats do not fail again and again.
     Breaking(u32),
     /// Connections are closed, new ones too.
     Closed,
 }
+
+/// Requests below this size pass in [`Mode::Breaking`]. An exchange of jobs is larger.
+const SMALL: usize = 200;
 
 /// The way of one client to the server.
 #[derive(Clone)]
@@ -129,7 +133,7 @@ impl Link {
             };
             let (breaks, how, limit) = {
                 let mut random = lock(&self.random);
-                (random.u32(..one_in) == 0, random.u8(..3), random.usize(..6) * 1500)
+                (count >= SMALL && random.u32(..one_in) == 0, random.u8(..3), random.usize(..6) * 1500)
             };
             if breaks {
                 self.broken.fetch_add(1, Ordering::Relaxed);
