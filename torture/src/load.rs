@@ -26,6 +26,17 @@ pub(crate) const STRICT_QUEUES: usize = 6;
 /// How many ids the operator remembers.
 const RECENT: usize = 200;
 
+/// A part of the load that can be left out, to isolate a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Keyed adds and their removal.
+    Keyed,
+    /// `reschedule_jobs`, `complete_jobs`, `permanently_fail_jobs`, `remove_job`.
+    Operator,
+    /// `cleanup` and `migrate`.
+    Cleanup,
+}
+
 pub(crate) struct Driver {
     options: PgConnectOptions,
     pub(crate) pool: PgPool,
@@ -34,6 +45,8 @@ pub(crate) struct Driver {
     next_event: AtomicU64,
     backlog: AtomicI64,
     stop: AtomicBool,
+    /// The largest batch for a strict queue.
+    strict_batch: usize,
     /// Ids of the task `operated`: an operator may complete, fail and reschedule these.
     operated: Mutex<VecDeque<i64>>,
     /// Ids that an operator may only reschedule.
@@ -41,7 +54,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(url: &str) -> Result<Arc<Driver>, Failure> {
+    pub(crate) fn new(url: &str, strict_batch: usize) -> Result<Arc<Driver>, Failure> {
         let options: PgConnectOptions = url.parse()?;
         // No call of the driver may take this long, whatever the fleet and the faults do.
         let options = options.options([("statement_timeout", "30s")]);
@@ -57,6 +70,7 @@ impl Driver {
             next_event: AtomicU64::new(1),
             backlog: AtomicI64::new(0),
             stop: AtomicBool::new(false),
+            strict_batch,
             operated: Mutex::default(),
             movable: Mutex::default(),
         }))
@@ -73,7 +87,7 @@ impl Driver {
     }
 
     /// Starts all parts of the load. They end after [`Driver::stop`].
-    pub(crate) fn start(self: &Arc<Self>, random: &mut fastrand::Rng) -> tokio::task::JoinSet<()> {
+    pub(crate) fn start(self: &Arc<Self>, random: &mut fastrand::Rng, without: &[Part]) -> tokio::task::JoinSet<()> {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(self.clone().watch_backlog());
         for _ in 0..2 {
@@ -82,13 +96,15 @@ impl Driver {
         for part in 0..2 {
             tasks.spawn(self.clone().fill_strict_queues(part, random.fork()));
         }
-        for _ in 0..3 {
+        for _ in 0..if without.contains(&Part::Keyed) { 0 } else { 3 } {
             tasks.spawn(self.clone().add_keyed(random.fork()));
         }
-        for _ in 0..2 {
+        for _ in 0..if without.contains(&Part::Operator) { 0 } else { 2 } {
             tasks.spawn(self.clone().operate(random.fork()));
         }
-        tasks.spawn(self.clone().tidy(random.fork()));
+        if !without.contains(&Part::Cleanup) {
+            tasks.spawn(self.clone().tidy(random.fork()));
+        }
         tasks
     }
 
@@ -222,7 +238,7 @@ impl Driver {
         while !self.is_over() {
             let queue = random.usize(..STRICT_QUEUES / 2) * 2 + part;
             let name = format!("strict-{queue}");
-            let jobs: Vec<RawJobSpec> = (0..random.usize(1..7))
+            let jobs: Vec<RawJobSpec> = (0..random.usize(1..=self.strict_batch))
                 .map(|_| {
                     next[queue] += 1;
                     let work_ms = Some(random.u64(..8));

@@ -15,7 +15,7 @@ mod worker;
 use crate::check::{Ended, Evidence, Idle, Verdict};
 use crate::faults::{Faults, Kind};
 use crate::fleet::Fleet;
-use crate::load::Driver;
+use crate::load::{Driver, Part};
 use crate::proxy::Link;
 use crate::record::{MILLISECOND, SECOND, lock, now};
 use crate::server::Server;
@@ -60,9 +60,15 @@ struct Arguments {
     /// Which faults to inflict (default: all)
     #[arg(long, value_enum, value_delimiter = ',')]
     faults: Option<Vec<Kind>>,
+    /// Parts of the load to leave out
+    #[arg(long, value_enum, value_delimiter = ',')]
+    without: Vec<Part>,
     /// How many worker processes run
     #[arg(long, default_value_t = 5)]
     workers: usize,
+    /// Adds two of Node's workers; leaves out faults of the server, after which nobody recovers their jobs
+    #[arg(long)]
+    node: bool,
     /// Runs the fixed seeds that CI runs, 15 seconds each
     #[arg(long, conflicts_with_all = ["seed", "minutes", "seconds"])]
     short: bool,
@@ -101,8 +107,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn name(kind: Kind) -> String {
-    clap::ValueEnum::to_possible_value(&kind).map(|value| value.get_name().to_owned()).unwrap_or_default()
+/// As it is written on the command line.
+fn name(value: impl clap::ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 /// Returns whether all invariants hold.
@@ -141,7 +148,8 @@ fn torture(arguments: Arguments) -> Result<bool, Failure> {
 
 /// The fault `wal-full` mounts a small disk. In a mount namespace of its own, nothing stays mounted whatever happens.
 fn restart_with_own_mounts(arguments: &Arguments) -> Result<Option<i32>, Failure> {
-    let wanted = arguments.faults.as_ref().is_none_or(|kinds| kinds.contains(&Kind::WalFull));
+    let chosen = arguments.faults.as_ref().is_none_or(|kinds| kinds.contains(&Kind::WalFull));
+    let wanted = chosen && !arguments.node;
     if !wanted || std::env::var_os(OWN_MOUNTS).is_some() || !rustix::process::getuid().is_root() {
         return Ok(None);
     }
@@ -203,10 +211,16 @@ fn away(evidence: &Evidence) -> f64 {
 
 fn repeat(arguments: &Arguments, seed: u64, length: Duration) -> String {
     let mut text = format!("--seed {seed} --seconds {} --workers {}", length.as_secs(), arguments.workers);
-    if let Some(kinds) = &arguments.faults {
-        let names: Vec<String> = kinds.iter().map(|kind| name(*kind)).collect();
-        text.push_str(&format!(" --faults {}", names.join(",")));
+    if arguments.node {
+        text.push_str(" --node");
     }
+    let mut list = |option: &str, names: Vec<String>| {
+        if !names.is_empty() {
+            text.push_str(&format!(" {option} {}", names.join(",")));
+        }
+    };
+    list("--faults", arguments.faults.iter().flatten().map(|kind| name(*kind)).collect());
+    list("--without", arguments.without.iter().map(|part| name(*part)).collect());
     text
 }
 
@@ -225,14 +239,24 @@ impl Run {
         let mut random = fastrand::Rng::with_seed(seed);
         let wal = small_wal_disk(folder, &server).await?;
         let link = Link::open(server.port(), random.fork()).await?;
-        let driver = Driver::new(&server.url(link.port()))?;
+        // The jobs of a batch have the same run_at, and Node's worker does not order those by id.
+        let strict_batch = if arguments.node { 1 } else { 6 };
+        let driver = Driver::new(&server.url(link.port()), strict_batch)?;
         driver.migrate().await?;
         let mut links = Vec::new();
         for _ in 0..arguments.workers.max(1) {
             links.push(Link::open(server.port(), random.fork()).await?);
         }
+        let mut node_links = Vec::new();
+        if arguments.node && fleet::node_modules().join("graphile-worker").exists() {
+            for _ in 0..2 {
+                node_links.push(Link::open(server.port(), random.fork()).await?);
+            }
+        } else if arguments.node {
+            println!("--node is skipped: run `make npm` first");
+        }
         let cron_start = Utc::now().timestamp_millis();
-        let fleet = Arc::new(Fleet::start(folder, &server, links, cron_start).await?);
+        let fleet = Arc::new(Fleet::start(folder, &server, links, node_links, cron_start).await?);
         let faults = Arc::new(Faults {
             server: server.clone(),
             fleet: fleet.clone(),
@@ -247,14 +271,14 @@ impl Run {
     async fn story(&self, arguments: &Arguments, length: Duration) -> Result<Evidence, Failure> {
         self.until("all workers have registered", Duration::from_secs(60), async || {
             let count: i64 = self.value("select count(*) from graphile_worker._rs_workers").await?;
-            Ok(count >= self.fleet.len() as i64)
+            Ok(count >= self.fleet.ours() as i64)
         })
         .await?;
         let cron_first = cron_time(self.cron_start, Utc::now()) + TimeDelta::minutes(1);
 
         let (mut load, fault_random) = {
             let mut random = lock(&self.random);
-            (self.driver.start(&mut random), random.fork())
+            (self.driver.start(&mut random, &arguments.without), random.fork())
         };
         let end = Instant::now() + length;
         self.faults.clone().run(self.kinds(arguments), fault_random, end).await?;
@@ -283,6 +307,9 @@ impl Run {
 
     fn kinds(&self, arguments: &Arguments) -> Vec<Kind> {
         let mut kinds = arguments.faults.clone().unwrap_or_else(|| Kind::ALL.to_vec());
+        if arguments.node {
+            kinds.retain(|kind| !kind.is_of_server());
+        }
         if self.faults.wal.is_none() && kinds.contains(&Kind::WalFull) {
             println!("wal-full is skipped: it needs root, `unshare` and `mount`");
             kinds.retain(|kind| *kind != Kind::WalFull);
