@@ -114,7 +114,10 @@ fn name(value: impl clap::ValueEnum) -> String {
 
 /// Returns whether all invariants hold.
 fn torture(arguments: Arguments) -> Result<bool, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    // A worker process ends when the thread that started it ends, so no thread may end early.
+    runtime.worker_threads(2).enable_all().thread_keep_alive(Duration::from_secs(7 * 24 * 3600));
+    let runtime = runtime.build()?;
     if let Some(Command::Worker(worker)) = arguments.command {
         let ended = runtime.block_on(worker::run(worker));
         // The thread that reads standard input never ends.

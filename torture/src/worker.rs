@@ -71,7 +71,7 @@ pub(crate) fn cron_time(start: i64, at: DateTime<Utc>) -> DateTime<Utc> {
 
 /// Runs the worker until SIGTERM. Ends at once if the process that started it ends.
 pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
-    exit_with_parent();
+    end_with_parent()?;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).with_env_filter(filter).init();
@@ -203,12 +203,15 @@ async fn work(task: &'static str, payload: Value, ctx: WorkerContext, mut run: R
     answer
 }
 
-/// The orchestrator holds the other end of standard input. If it is killed, no worker stays behind.
-fn exit_with_parent() {
+/// No worker outlives the process that started it. The kernel's signal also ends a worker that is suspended; standard
+/// input is closed even if the parent was gone before the signal was set.
+fn end_with_parent() -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(3);
     });
+    Ok(())
 }
 
 /// A thread that sleeps for 100 ms and wakes up much later shows that the process did not get any CPU.
