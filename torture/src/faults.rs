@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     Kill,
     Term,
     Stop,
+    ScriptHost,
     Backends,
     ServerKill,
     ServerCrash,
@@ -39,10 +40,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 15] = [
+    pub(crate) const ALL: [Kind; 16] = [
         Kind::Kill,
         Kind::Term,
         Kind::Stop,
+        Kind::ScriptHost,
         Kind::Backends,
         Kind::ServerKill,
         Kind::ServerCrash,
@@ -68,6 +70,7 @@ impl Kind {
             Kind::Kill => "kills a worker with SIGKILL and starts another",
             Kind::Term => "stops a worker with SIGTERM and starts another",
             Kind::Stop => "suspends a worker with SIGSTOP, briefly or beyond the recovery threshold, then SIGCONT",
+            Kind::ScriptHost => "kills the Node process in which a worker runs its scripts (needs Node)",
             Kind::Backends => "terminates random backends of the workers (pg_terminate_backend)",
             Kind::ServerKill => "kills all processes of the server with SIGKILL and starts it again",
             Kind::ServerCrash => "kills one backend with SIGKILL: PostgreSQL ends all sessions and recovers",
@@ -163,6 +166,7 @@ impl Faults {
             Kind::Kill => fleet.kill(slot).await?,
             Kind::Term => fleet.terminate(slot).await?,
             Kind::Stop => fleet.suspend(slot, outage(random)).await,
+            Kind::ScriptHost => fleet.kill_script_host(random).await,
             Kind::Backends => self.terminate_backends(random).await?,
             Kind::ServerKill => self.kill_server(random).await?,
             Kind::ServerCrash => {

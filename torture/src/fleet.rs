@@ -1,10 +1,10 @@
 //! The fleet: worker processes that are started, killed, stopped and watched.
 
 use crate::Failure;
-use crate::check::{Ending, Process};
+use crate::check::{Ending, Evidence, Process};
 use crate::proxy::{Link, Mode};
-use crate::record::{Journal, Span, journal_path, lock, now, read_journal};
-use crate::server::{Server, signal};
+use crate::record::{Journal, Nanos, Span, journal_path, lock, now, read_journal};
+use crate::server::{Server, children_of, signal};
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::HashMap;
@@ -15,6 +15,9 @@ use std::time::Duration;
 
 /// How long a worker may take to stop after SIGTERM: its grace period is 2 seconds, and the server may be away.
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// One of this many workers runs scripts: each needs a Node of its own.
+const SCRIPTS_IN_ONE_OF: usize = 3;
 
 /// The application_name of Node's workers.
 pub(crate) const NODE: &str = "torture-node";
@@ -30,6 +33,18 @@ fn node_program() -> PathBuf {
     installed.into_iter().find(|node| node.exists()).unwrap_or_else(|| PathBuf::from("node"))
 }
 
+/// Writes the folder of scripts. `None` if there is no Node to run them.
+pub(crate) fn write_scripts(folder: &Path) -> Result<Option<PathBuf>, Failure> {
+    let version = Command::new(node_program()).arg("--version").output();
+    if !version.is_ok_and(|output| output.status.success()) {
+        return Ok(None);
+    }
+    let scripts = folder.join("tasks");
+    std::fs::create_dir_all(&scripts)?;
+    std::fs::write(scripts.join("scripted.js"), include_str!("scripted.js"))?;
+    Ok(Some(scripts))
+}
+
 pub(crate) struct Fleet {
     folder: PathBuf,
     server: Arc<Server>,
@@ -39,6 +54,9 @@ pub(crate) struct Fleet {
     ours: usize,
     processes: Mutex<Vec<Process>>,
     cut_off: Mutex<HashMap<usize, Vec<Span>>>,
+    /// A folder of scripts, which some workers run.
+    scripts: Option<PathBuf>,
+    killed_hosts: Mutex<HashMap<i32, Nanos>>,
     /// What was done to whom, for people who debug a failed run.
     pub(crate) journal: Journal,
 }
@@ -58,6 +76,7 @@ impl Fleet {
         server: &Arc<Server>,
         links: Vec<Link>,
         node_links: Vec<Link>,
+        scripts: Option<PathBuf>,
         cron_start: i64,
     ) -> Result<Fleet, Failure> {
         let ours = links.len();
@@ -74,6 +93,8 @@ impl Fleet {
             ours,
             processes: Mutex::default(),
             cut_off: Mutex::default(),
+            scripts,
+            killed_hosts: Mutex::default(),
             journal: Journal::open(&folder.join("faults.jsonl"))?,
         };
         for slot in 0..fleet.slots.len() {
@@ -122,7 +143,7 @@ impl Fleet {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("worker")
-            .args(["--url", &self.server.url(self.slots[slot].link.port())])
+            .env("TORTURE_URL", self.server.url(self.slots[slot].link.port()))
             .arg("--folder")
             .arg(&self.folder)
             .args(["--process", &number.to_string()])
@@ -133,6 +154,12 @@ impl Fleet {
         }
         if slot % 4 == 2 {
             command.arg("--local-time");
+        }
+        if let Some(scripts) = &self.scripts
+            && slot.is_multiple_of(SCRIPTS_IN_ONE_OF)
+        {
+            command.arg("--scripts").arg(scripts).arg("--node").arg(node_program());
+            command.env("TORTURE_JOURNAL", journal_path(&self.folder, number));
         }
         Ok(command)
     }
@@ -233,6 +260,19 @@ impl Fleet {
         self.slots[slot].link.reset();
     }
 
+    /// Kills the process in which one of the workers runs scripts, if there is one.
+    pub(crate) async fn kill_script_host(&self, random: &mut fastrand::Rng) {
+        let slot = random.usize(..self.ours.div_ceil(SCRIPTS_IN_ONE_OF)) * SCRIPTS_IN_ONE_OF;
+        let place = self.slots[slot].child.lock().await;
+        let Some((number, child)) = place.as_ref() else { return };
+        let children = i32::try_from(child.id()).map(children_of).unwrap_or_default();
+        for host in children.into_iter().filter(|pid| is_node(*pid)) {
+            signal(host, Signal::KILL);
+            self.note("kill host", json!({ "process": number, "host": host }));
+            lock(&self.killed_hosts).insert(host, now());
+        }
+    }
+
     /// Starts processes anew that ended by themselves, and samples the memory of all.
     pub(crate) async fn watch(&self) -> Result<(), Failure> {
         loop {
@@ -286,13 +326,18 @@ impl Fleet {
         }
     }
 
-    /// All processes with what they have written, and when each slot was cut off.
-    pub(crate) fn evidence(&self) -> (Vec<Process>, HashMap<usize, Vec<Span>>) {
+    /// What is known about the processes.
+    pub(crate) fn evidence(&self) -> Evidence {
         let mut processes = lock(&self.processes).clone();
         for process in &mut processes {
             process.lines = read_journal(&self.folder, process.number);
         }
-        (processes, lock(&self.cut_off).clone())
+        Evidence {
+            processes,
+            cut_off: lock(&self.cut_off).clone(),
+            killed_hosts: lock(&self.killed_hosts).clone(),
+            ..Evidence::default()
+        }
     }
 }
 
@@ -300,6 +345,11 @@ fn send(child: &Child, which: Signal) {
     if let Ok(pid) = i32::try_from(child.id()) {
         signal(pid, which);
     }
+}
+
+fn is_node(process: i32) -> bool {
+    let program = std::fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+    program.file_name().is_some_and(|name| name == "node")
 }
 
 /// Resident memory in bytes.

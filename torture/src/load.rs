@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::check::{AddedEvent, AddedJob, CallError, Load};
 use crate::record::{Nanos, lock, now};
-use crate::worker::Payload;
+use crate::worker::{Payload, SCRIPTED};
 use chrono::{TimeDelta, Utc};
 use graphile_worker::{CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, WorkerUtils};
 use serde_json::{Value, json};
@@ -47,6 +47,8 @@ pub(crate) struct Driver {
     stop: AtomicBool,
     /// The largest batch for a strict queue.
     strict_batch: usize,
+    /// Whether workers run the task in JavaScript.
+    scripts: bool,
     /// Ids of the task `operated`: an operator may complete, fail and reschedule these.
     operated: Mutex<VecDeque<i64>>,
     /// Ids that an operator may only reschedule.
@@ -54,7 +56,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(url: &str, strict_batch: usize) -> Result<Arc<Driver>, Failure> {
+    pub(crate) fn new(url: &str, strict_batch: usize, scripts: bool) -> Result<Arc<Driver>, Failure> {
         let options: PgConnectOptions = url.parse()?;
         // No call of the driver may take this long, whatever the fleet and the faults do.
         let options = options.options([("statement_timeout", "30s")]);
@@ -71,6 +73,7 @@ impl Driver {
             backlog: AtomicI64::new(0),
             stop: AtomicBool::new(false),
             strict_batch,
+            scripts,
             operated: Mutex::default(),
             movable: Mutex::default(),
         }))
@@ -166,14 +169,14 @@ impl Driver {
         while !self.is_over() {
             match random.u8(..4) {
                 0 => {
-                    let job = ordinary_job(&mut random);
+                    let job = self.ordinary_job(&mut random);
                     let added = self.add_by_sql(&job.identifier, &job.payload, &job.spec).await;
                     if let Some(id) = self.called("add_job (SQL)", added).await {
                         self.acknowledge(&job, id);
                     }
                 }
                 1 => {
-                    let job = ordinary_job(&mut random);
+                    let job = self.ordinary_job(&mut random);
                     let added = self.utils.add_raw_job(&job.identifier, &job.payload, job.spec.clone()).await;
                     if let Some(added) = self.called("add_job", added).await {
                         self.acknowledge(&job, added.id);
@@ -181,7 +184,7 @@ impl Driver {
                 }
                 2 => {
                     // Concurrent adds of one `WorkerUtils` share a statement.
-                    let jobs: Vec<_> = (0..random.usize(2..8)).map(|_| ordinary_job(&mut random)).collect();
+                    let jobs: Vec<_> = (0..random.usize(2..8)).map(|_| self.ordinary_job(&mut random)).collect();
                     let mut adds = tokio::task::JoinSet::new();
                     for job in jobs {
                         let driver = self.clone();
@@ -195,7 +198,7 @@ impl Driver {
                     adds.join_all().await;
                 }
                 _ => {
-                    let jobs: Vec<_> = (0..random.usize(2..30)).map(|_| ordinary_job(&mut random)).collect();
+                    let jobs: Vec<_> = (0..random.usize(2..30)).map(|_| self.ordinary_job(&mut random)).collect();
                     let added = self.utils.add_raw_jobs(&jobs).await;
                     for (job, added) in jobs.iter().zip(self.called("add_jobs", added).await.unwrap_or_default()) {
                         self.acknowledge(job, added.id);
@@ -223,13 +226,60 @@ impl Driver {
     }
 
     fn acknowledge(&self, job: &RawJobSpec, id: i64) {
-        let task = crate::worker::TASKS.into_iter().find(|task| **task == *job.identifier).unwrap_or("plain");
+        let task = crate::worker::TASKS
+            .into_iter()
+            .chain([SCRIPTED])
+            .find(|task| **task == *job.identifier)
+            .unwrap_or("plain");
         lock(&self.load).jobs.push(AddedJob { id, task, strict: None });
         match task {
             "operated" => remember(&self.operated, id),
             "plain" => remember(&self.movable, id),
             _ => {}
         }
+    }
+
+    /// A job without a key.
+    fn ordinary_job(&self, random: &mut fastrand::Rng) -> RawJobSpec {
+        let mut payload = Payload::default();
+        let mut spec = JobSpec::builder();
+        let task = match random.u8(..100) {
+            0..5 if self.scripts => {
+                payload.work_ms = Some(random.u64(..60));
+                SCRIPTED
+            }
+            0..55 => "plain",
+            55..58 => {
+                payload.work_ms = Some(random.u64(300..2500));
+                "slow"
+            }
+            58..70 => {
+                payload.fail_first = Some(random.i16(1..4));
+                "failing"
+            }
+            70..73 => "fatal",
+            73..79 => {
+                payload.snooze_until = Some(Utc::now().timestamp_millis() + random.i64(0..1500));
+                "snoozing"
+            }
+            79..93 => {
+                payload.work_ms = Some(random.u64(..20));
+                "queued"
+            }
+            _ => {
+                spec = spec.run_at(Utc::now() + TimeDelta::milliseconds(random.i64(0..1500)));
+                "operated"
+            }
+        };
+        if task == "queued" || (task == "failing" && random.bool()) {
+            let queue = format!("loose-{}", random.u8(..5));
+            spec = spec.queue_name(&queue);
+            payload.queue = Some(queue);
+        }
+        if random.u8(..10) == 0 {
+            spec = spec.priority(random.i16(-2..3));
+        }
+        RawJobSpec { identifier: task.to_owned(), payload: json!(payload), spec: spec.build() }
     }
 
     /// Each queue has one producer, which adds a job only after the add before it was acknowledged.
@@ -412,45 +462,6 @@ impl Driver {
             tokio::time::sleep(Duration::from_millis(random.u64(200..1500))).await;
         }
     }
-}
-
-/// A job without a key.
-fn ordinary_job(random: &mut fastrand::Rng) -> RawJobSpec {
-    let mut payload = Payload::default();
-    let mut spec = JobSpec::builder();
-    let task = match random.u8(..100) {
-        0..55 => "plain",
-        55..58 => {
-            payload.work_ms = Some(random.u64(300..2500));
-            "slow"
-        }
-        58..70 => {
-            payload.fail_first = Some(random.i16(1..4));
-            "failing"
-        }
-        70..73 => "fatal",
-        73..79 => {
-            payload.snooze_until = Some(Utc::now().timestamp_millis() + random.i64(0..1500));
-            "snoozing"
-        }
-        79..93 => {
-            payload.work_ms = Some(random.u64(..20));
-            "queued"
-        }
-        _ => {
-            spec = spec.run_at(Utc::now() + TimeDelta::milliseconds(random.i64(0..1500)));
-            "operated"
-        }
-    };
-    if task == "queued" || (task == "failing" && random.bool()) {
-        let queue = format!("loose-{}", random.u8(..5));
-        spec = spec.queue_name(&queue);
-        payload.queue = Some(queue);
-    }
-    if random.u8(..10) == 0 {
-        spec = spec.priority(random.i16(-2..3));
-    }
-    RawJobSpec { identifier: task.to_owned(), payload: json!(payload), spec: spec.build() }
 }
 
 fn remember(ids: &Mutex<VecDeque<i64>>, id: i64) {

@@ -12,7 +12,7 @@ mod record;
 mod server;
 mod worker;
 
-use crate::check::{Ended, Evidence, Idle, Verdict};
+use crate::check::{Cron, Ended, Evidence, Idle, Verdict};
 use crate::faults::{Faults, Kind};
 use crate::fleet::Fleet;
 use crate::load::{Driver, Part};
@@ -233,8 +233,10 @@ struct Run {
     fleet: Arc<Fleet>,
     driver: Arc<Driver>,
     faults: Arc<Faults>,
+    has_scripts: bool,
     random: std::sync::Mutex<fastrand::Rng>,
     cron_start: i64,
+    cron_started: u64,
 }
 
 impl Run {
@@ -244,7 +246,9 @@ impl Run {
         let link = Link::open(server.port(), random.fork()).await?;
         // The jobs of a batch have the same run_at, and Node's worker does not order those by id.
         let strict_batch = if arguments.node { 1 } else { 6 };
-        let driver = Driver::new(&server.url(link.port()), strict_batch)?;
+        let wants_scripts = arguments.faults.as_ref().is_none_or(|kinds| kinds.contains(&Kind::ScriptHost));
+        let scripts = if wants_scripts { fleet::write_scripts(folder)? } else { None };
+        let driver = Driver::new(&server.url(link.port()), strict_batch, scripts.is_some())?;
         driver.migrate().await?;
         let mut links = Vec::new();
         for _ in 0..arguments.workers.max(1) {
@@ -258,8 +262,8 @@ impl Run {
         } else if arguments.node {
             println!("--node is skipped: run `make npm` first");
         }
-        let cron_start = Utc::now().timestamp_millis();
-        let fleet = Arc::new(Fleet::start(folder, &server, links, node_links, cron_start).await?);
+        let (cron_start, cron_started) = (Utc::now().timestamp_millis(), now());
+        let fleet = Arc::new(Fleet::start(folder, &server, links, node_links, scripts.clone(), cron_start).await?);
         let faults = Arc::new(Faults {
             server: server.clone(),
             fleet: fleet.clone(),
@@ -268,7 +272,17 @@ impl Run {
             server_in_use: Arc::default(),
             counts: std::sync::Mutex::default(),
         });
-        Ok(Run { server, fleet, driver, faults, random: std::sync::Mutex::new(random), cron_start })
+        let has_scripts = scripts.is_some();
+        Ok(Run {
+            server,
+            fleet,
+            driver,
+            faults,
+            has_scripts,
+            random: std::sync::Mutex::new(random),
+            cron_start,
+            cron_started,
+        })
     }
 
     async fn story(&self, arguments: &Arguments, length: Duration) -> Result<Evidence, Failure> {
@@ -305,11 +319,16 @@ impl Run {
         let cron_last = cron_time(self.cron_start, Utc::now()) - TimeDelta::minutes(2);
         let idle = self.idle().await?;
         self.fleet.stop().await?;
-        self.evidence(drained, idle, (cron_first, cron_last)).await
+        let cron = Cron { start: self.cron_start, started: self.cron_started, first: cron_first, last: cron_last };
+        self.evidence(drained, idle, cron).await
     }
 
     fn kinds(&self, arguments: &Arguments) -> Vec<Kind> {
         let mut kinds = arguments.faults.clone().unwrap_or_else(|| Kind::ALL.to_vec());
+        if !self.has_scripts && kinds.contains(&Kind::ScriptHost) {
+            println!("script-host is skipped: it needs Node");
+            kinds.retain(|kind| *kind != Kind::ScriptHost);
+        }
         if arguments.node {
             kinds.retain(|kind| !kind.is_of_server());
         }
@@ -386,12 +405,7 @@ impl Run {
         Ok(Idle { seconds, transactions: after - before, workers: self.fleet.len(), cpu })
     }
 
-    async fn evidence(
-        &self,
-        drained: Option<u64>,
-        idle: Idle,
-        cron: (chrono::DateTime<Utc>, chrono::DateTime<Utc>),
-    ) -> Result<Evidence, Failure> {
+    async fn evidence(&self, drained: Option<u64>, idle: Idle, cron: Cron) -> Result<Evidence, Failure> {
         let pool = &self.driver.pool;
         let rows: Vec<(i64, bool, String)> = sqlx::query_as(
             "select jobs.id, jobs.is_available or jobs.locked_by is not null, format(
@@ -422,10 +436,7 @@ impl Run {
         )
         .fetch_all(pool)
         .await?;
-        let (processes, cut_off) = self.fleet.evidence();
         Ok(Evidence {
-            processes,
-            cut_off,
             server_away: self.server.away(),
             load: self.driver.take(),
             ended: Ended {
@@ -437,6 +448,7 @@ impl Run {
             },
             idle,
             cron: Some(cron),
+            ..self.fleet.evidence()
         })
     }
 }

@@ -38,6 +38,8 @@ pub(crate) enum Line {
     DeclaredDead { at: Nanos, workers: Vec<String> },
     /// This process did not get any CPU for a while.
     Stalled { from: Nanos, to: Nanos },
+    /// The worker is ready for jobs.
+    Ready { at: Nanos },
     /// `Worker::run` returned.
     Stopped { at: Nanos, error: Option<String> },
 }
@@ -49,6 +51,9 @@ pub(crate) struct Begin {
     pub(crate) run: u64,
     /// The id under which the worker claimed the job.
     pub(crate) worker: String,
+    /// The process id of the host that runs a script.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<i32>,
     pub(crate) task: String,
     pub(crate) job: i64,
     pub(crate) attempt: i16,

@@ -145,10 +145,11 @@ pub(crate) fn signal(process: i32, signal: Signal) {
     }
 }
 
-fn children_of(parent: i32) -> Vec<i32> {
-    let path = format!("/proc/{parent}/task/{parent}/children");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+/// The processes that any thread of this one has started.
+pub(crate) fn children_of(parent: i32) -> Vec<i32> {
+    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// Whether the process is there and not a zombie.

@@ -3,7 +3,9 @@
 use crate::Failure;
 use crate::record::{Begin, Journal, Line, MILLISECOND, Outcome, journal_path, now};
 use chrono::{DateTime, Utc};
-use graphile_worker::{TaskError, TaskOutcome, TestClock, WorkerContext, WorkerOptions, WorkerRecovered};
+use graphile_worker::{
+    HostOptions, TaskError, TaskOutcome, TestClock, WorkerContext, WorkerOptions, WorkerRecovered, WorkerStart,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -22,10 +24,13 @@ pub(crate) const CRON_SPEED: i64 = 12;
 /// The tasks. A payload is [`Payload`], for `keyed` an array of event numbers.
 pub(crate) const TASKS: [&str; 8] = ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated"];
 
+/// The task in JavaScript. Only some workers run it.
+pub(crate) const SCRIPTED: &str = "scripted";
+
 /// How one worker process runs.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerArguments {
-    #[arg(long)]
+    #[arg(long, env = "TORTURE_URL")]
     url: String,
     /// Where the journal is written.
     #[arg(long)]
@@ -39,6 +44,12 @@ pub(crate) struct WorkerArguments {
     unprepared: bool,
     #[arg(long)]
     local_time: bool,
+    /// A folder of tasks in JavaScript.
+    #[arg(long, requires = "node")]
+    scripts: Option<PathBuf>,
+    /// The Node that runs them.
+    #[arg(long)]
+    node: Option<PathBuf>,
     /// When the crontab's clock started, in milliseconds since 1970.
     #[arg(long)]
     cron_start: i64,
@@ -69,6 +80,12 @@ pub(crate) fn cron_time(start: i64, at: DateTime<Utc>) -> DateTime<Utc> {
     DateTime::from_timestamp_millis(begin + (at.timestamp_millis() - start) * CRON_SPEED).unwrap_or(at)
 }
 
+/// How long after the start of the crontab's clock a tick fires.
+pub(crate) fn fires_after(start: i64, tick: DateTime<Utc>) -> Duration {
+    let begin = start - 24 * 3600 * 1000;
+    Duration::from_millis(((tick.timestamp_millis() - begin) / CRON_SPEED).max(0).unsigned_abs())
+}
+
 /// Runs the worker until SIGTERM. Ends at once if the process that started it ends.
 pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
     end_with_parent()?;
@@ -88,8 +105,15 @@ pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
         }
     });
     let runs = Arc::new(AtomicU64::new(0));
+    let mut told_to_stop = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     loop {
-        let ended = match options(&arguments, &journal, &runs, &clock)?.init().await {
+        let options = options(&arguments, &journal, &runs, &clock)?;
+        let ended = tokio::select! {
+            worker = options.init() => worker,
+            _ = told_to_stop.recv() => return Ok(()),
+        };
+        // From here on the library listens to SIGTERM.
+        let ended = match ended {
             Ok(worker) => worker.run().await,
             Err(error) => Err(error),
         };
@@ -99,7 +123,9 @@ pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
             // Once the worker has run a job, it must cope with outages by itself.
             Err(error) if runs.load(Ordering::Relaxed) == 0 && error.is_retryable() => {
                 eprintln!("could not start, trying again: {error}");
-                tokio::time::sleep(Duration::from_millis(300)).await;
+                if tokio::time::timeout(Duration::from_millis(300), told_to_stop.recv()).await.is_ok() {
+                    return Ok(());
+                }
             }
             ended => return Ok(ended?),
         }
@@ -112,7 +138,7 @@ fn options(
     runs: &Arc<AtomicU64>,
     clock: &TestClock,
 ) -> Result<WorkerOptions, Failure> {
-    let recovered = journal.clone();
+    let (recovered, ready) = (journal.clone(), journal.clone());
     let mut options = WorkerOptions::default()
         .database_url(&arguments.url)
         .concurrency(arguments.concurrency)
@@ -127,10 +153,17 @@ fn options(
         .interrupted_job_retry_delay(Duration::from_millis(500))
         .cron_clock(clock)
         .with_crons(graphile_worker::parse_crontab("* * * * * cron ?id=tick")?)
+        .on(WorkerStart, move |_| {
+            ready.write(&Line::Ready { at: now() });
+            async {}
+        })
         .on(WorkerRecovered, move |context| {
             recovered.write(&Line::DeclaredDead { at: now(), workers: context.worker_ids });
             async {}
         });
+    if let (Some(scripts), Some(node)) = (&arguments.scripts, &arguments.node) {
+        options = options.tasks_dir(scripts).host_options(HostOptions::default().node(node).max_hosts(1));
+    }
     for task in TASKS.into_iter().chain(["cron"]) {
         let (journal, runs) = (journal.clone(), runs.clone());
         options = options.define_task(task, move |payload: Value, ctx: WorkerContext| {
@@ -156,6 +189,7 @@ impl Run {
             at: now(),
             run: number,
             worker: ctx.worker_id().to_owned(),
+            host: None,
             task: job.task_identifier.to_string(),
             job: job.id,
             attempt: job.attempts,
