@@ -20,7 +20,7 @@ const READY_BEFORE_TICK: Nanos = 2 * SECOND;
 const STAYS_AFTER_TICK: Nanos = 15 * SECOND;
 
 /// How many transactions per second an idle worker may make: 2 heartbeats, 1 sweep, 1 poll, the crontab, and spare.
-const IDLE_TRANSACTIONS: f64 = 15.0;
+const IDLE_TRANSACTIONS: f64 = 20.0;
 
 /// How much of a CPU an idle worker may use (an unoptimized build uses 1–2 %).
 const IDLE_CPU: f64 = 0.10;

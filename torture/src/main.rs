@@ -25,6 +25,7 @@ use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -237,6 +238,8 @@ struct Run {
     random: std::sync::Mutex<fastrand::Rng>,
     cron_start: i64,
     cron_started: u64,
+    /// Transactions of the probe.
+    probes: AtomicI64,
 }
 
 impl Run {
@@ -282,6 +285,7 @@ impl Run {
             random: std::sync::Mutex::new(random),
             cron_start,
             cron_started,
+            probes: AtomicI64::new(0),
         })
     }
 
@@ -371,6 +375,7 @@ impl Run {
                 connection = self.driver.connect().await.ok();
             }
             if let Some(open) = &mut connection {
+                self.probes.fetch_add(1, Ordering::Relaxed);
                 match sqlx::query("select 1").execute(open).await {
                     Ok(_) => {
                         if now() - last > 700 * MILLISECOND {
@@ -391,9 +396,11 @@ impl Run {
             "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
         // Backends report their statistics once a second.
         tokio::time::sleep(Duration::from_millis(1200)).await;
+        let probes = self.probes.load(Ordering::Relaxed);
         let (begin, before, cpu_before) = (now(), self.value::<i64>(transactions).await?, self.fleet.cpu().await);
         tokio::time::sleep(IDLE_TIME).await;
         let (end, after, cpu_after) = (now(), self.value::<i64>(transactions).await?, self.fleet.cpu().await);
+        let probes = self.probes.load(Ordering::Relaxed) - probes;
         let cpu = cpu_after
             .into_iter()
             .filter_map(|(process, seconds)| {
@@ -402,7 +409,7 @@ impl Run {
             })
             .collect();
         let seconds = (end - begin) as f64 / SECOND as f64;
-        Ok(Idle { seconds, transactions: after - before, workers: self.fleet.len(), cpu })
+        Ok(Idle { seconds, transactions: after - before - probes, workers: self.fleet.len(), cpu })
     }
 
     async fn evidence(&self, drained: Option<u64>, idle: Idle, cron: Cron) -> Result<Evidence, Failure> {
