@@ -385,6 +385,13 @@ fn declared_dead(processes: &[Process]) -> HashMap<&str, Nanos> {
     dead
 }
 
+/// All runs but those that 2b reports, which would only be reported again: a dead worker knows nothing of what has become
+/// of the job meanwhile.
+fn by_live_workers<'e>(evidence: &'e Evidence, runs: &'e [Run<'e>]) -> impl Iterator<Item = &'e Run<'e>> {
+    let dead = declared_dead(&evidence.processes);
+    runs.iter().filter(move |run| dead.get(run.begin.worker.as_str()).is_none_or(|declared| run.begin.at <= *declared))
+}
+
 fn no_dead_worker_begins(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let dead = declared_dead(&evidence.processes);
     let zero = zero(evidence);
@@ -416,13 +423,9 @@ fn no_queue_overlaps(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -
 }
 
 fn strict_queues_in_order(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
-    let dead = declared_dead(&evidence.processes);
     let mut first_run: HashMap<i64, &Run<'_>> = HashMap::new();
-    for run in runs {
-        // 2b reports runs that a dead worker begins. Here they would hide when the job really had its turn.
-        if dead.get(run.begin.worker.as_str()).is_none_or(|declared| run.begin.at <= *declared) {
-            first_run.entry(run.begin.job).or_insert(run);
-        }
+    for run in by_live_workers(evidence, runs) {
+        first_run.entry(run.begin.job).or_insert(run);
     }
     let mut queues: BTreeMap<&str, Vec<(u64, &Run<'_>)>> = BTreeMap::new();
     for job in &evidence.load.jobs {
@@ -538,7 +541,7 @@ fn attempts_right(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let mut history: HashMap<i64, (i16, i16)> = HashMap::new();
     let zero = zero(evidence);
     let (mut checked, mut violations) = (0, Vec::new());
-    for run in runs {
+    for run in by_live_workers(evidence, runs) {
         let begin = run.begin;
         // A keyed add resets the attempts; a script whose host was killed has failed and could not write that down.
         if begin.task == "keyed" || begin.task == SCRIPTED {
