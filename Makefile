@@ -1,11 +1,11 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test check model interop matrix bench demo postgres npm pip
+.PHONY: help test check model interop matrix bench torture torture-ci demo postgres npm pip
 
 help: ## What can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 test: postgres ## Run the whole test suite, on a private PostgreSQL
-	cargo test --locked --features graphile_worker/tokio-postgres
+	cargo test --locked --no-fail-fast --features graphile_worker/tokio-postgres
 
 check: ## Formatting, lints, documentation; dependencies too where cargo-deny is installed
 	cargo fmt --all --check
@@ -28,6 +28,13 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 bench: postgres npm ## Measure beside the limit and the peers (about half an hour, needs npm)
 	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
 	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
+
+# TORTURE="--minutes 30 --seed 7" chooses, TORTURE=--help lists all options.
+torture: postgres ## Break workers, connections and the server under load, then check every promise
+	cargo run --locked --quiet -p graphile_worker_torture -- $(TORTURE)
+
+torture-ci: postgres ## The same with fixed seeds, in about 80 seconds
+	cargo run --locked --quiet -p graphile_worker_torture -- --short
 
 demo: postgres ## A worker on a private PostgreSQL runs a folder of tasks, for twenty seconds
 	cargo build --locked -p graphile_worker_cli --bins --examples

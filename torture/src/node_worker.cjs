@@ -1,0 +1,54 @@
+// A worker of Node's graphile-worker beside ours. Its tasks write the same lines as `worker.rs` does.
+//   node node_worker.cjs PACKAGE URL JOURNAL
+// Stops when its standard input is closed, so that it never outlives the process that started it.
+const fs = require("fs");
+const [, , packagePath, connectionString, journal] = process.argv;
+const { run } = require(packagePath);
+
+const file = fs.openSync(journal, "a");
+// CLOCK_MONOTONIC, as in `record.rs`. It is less than 2^53 for the first 104 days after a boot.
+const now = () => Number(process.hrtime.bigint());
+const write = (line) => fs.writeSync(file, JSON.stringify(line) + "\n");
+let runs = 0;
+
+const task = (name) => async (payload, helpers) => {
+  const { job } = helpers;
+  const run = runs++;
+  write({
+    what: "begin",
+    at: now(),
+    run,
+    worker: job.locked_by,
+    task: name,
+    job: Number(job.id),
+    attempt: job.attempts,
+    last_error: job.last_error ?? null,
+    queue: payload.queue ?? null,
+    queue_id: job.job_queue_id ?? null,
+    seq: payload.seq ?? null,
+    events: Array.isArray(payload) ? payload : [],
+    tick: null,
+  });
+  const wait = payload.work_ms ?? Number(job.id) % 50;
+  if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
+  write({ what: "end", at: now(), run, outcome: "ok" });
+};
+
+async function main() {
+  // Not the tasks that fail or snooze: Node's back-off takes seconds, and it has no snooze.
+  const names = ["plain", "queued", "slow", "keyed", "operated"];
+  const taskList = Object.fromEntries(names.map((name) => [name, task(name)]));
+  const runner = await run({ connectionString, taskList, concurrency: 3, pollInterval: 500, noHandleSignals: true });
+  const stop = async () => {
+    await runner.stop().catch(() => {});
+    process.exit(0);
+  };
+  process.on("SIGTERM", stop);
+  process.stdin.on("end", stop).resume();
+  await runner.promise;
+}
+
+main().catch((error) => {
+  console.error(error);
+  process.exit(1);
+});
