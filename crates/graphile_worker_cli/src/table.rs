@@ -24,11 +24,18 @@ impl Screen {
     pub(crate) fn of_stdout() -> Screen {
         let is_terminal = std::io::stdout().is_terminal();
         let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|width| *width > 0);
-        let seen = || crossterm::terminal::size().ok().map(|(width, _)| usize::from(width)).filter(|width| *width > 0);
+        let seen = || terminal_size().map(|(width, _)| width);
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|no| !no.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Screen { width: said.or_else(|| is_terminal.then(seen).flatten()), colours: is_terminal && !no_colour }
     }
+}
+
+/// Width and height of the terminal that standard output is. Not `crossterm::terminal::size`, which asks the controlling
+/// terminal: that may be another one. A terminal that does not know its size says 0.
+pub(crate) fn terminal_size() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
 /// How something looks.

@@ -7,7 +7,7 @@ use super::{Form, counted, print_json, utils};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print;
-use crate::table::{Cell, Screen, Table, Tone, cut, harmless, length, number, text};
+use crate::table::{Cell, Screen, Table, Tone, cut, harmless, length, number, terminal_size, text};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers};
@@ -199,10 +199,10 @@ async fn watch(utils: &WorkerUtils, title: &str, interval: Duration) -> Result<(
 
 /// Writes over the frame before, line by line, so that nothing flickers.
 fn paint(text: &str) -> Result<(), Failure> {
-    let (width, height) = crossterm::terminal::size().unwrap_or((80, 24));
+    let (width, height) = terminal_size().unwrap_or((80, 24));
     let mut out = std::io::stdout().lock();
     queue!(out, cursor::MoveTo(0, 0))?;
-    for (position, line) in fitted(text, width.into(), height.into()).iter().enumerate() {
+    for (position, line) in fitted(text, width, height).iter().enumerate() {
         if position > 0 {
             write!(out, "\r\n")?;
         }

@@ -1,11 +1,13 @@
 //! On a terminal: colours, and `top` as somebody watches it.
 
-use crate::support::{PATIENCE, graphile_worker, installed_database, run_sql};
+use crate::support::{PATIENCE, clean, graphile_worker, installed_database, run_sql};
 use graphile_worker_devdb::TestDatabase;
+use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -19,17 +21,29 @@ struct Watched {
     seen: String,
 }
 
+/// The two ends of a new terminal, and its name.
+fn terminal(ws_row: u16, ws_col: u16) -> (File, File, String) {
+    let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&person).unwrap();
+    unlockpt(&person).unwrap();
+    let name = ptsname(&person, Vec::new()).unwrap().into_string().unwrap();
+    let no_controlling_terminal = OFlags::NOCTTY.bits() as i32;
+    let terminal = File::options().read(true).write(true).custom_flags(no_controlling_terminal).open(&name).unwrap();
+    tcsetwinsize(&terminal, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    (File::from(person), terminal, name)
+}
+
 impl Watched {
-    fn start(mut command: Command) -> Watched {
-        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&person).unwrap();
-        unlockpt(&person).unwrap();
-        let name = ptsname(&person, Vec::new()).unwrap().into_string().unwrap();
-        let terminal = File::options().read(true).write(true).open(name).unwrap();
-        tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-        let stdio = || terminal.try_clone().unwrap();
+    fn start(command: Command) -> Watched {
+        let (person, terminal, _) = terminal(24, 80);
+        let stdio = terminal.try_clone().unwrap();
+        Watched::start_on(command, person, terminal, stdio)
+    }
+
+    /// The terminal that is watched need not be that of the standard streams.
+    fn start_on(mut command: Command, person: File, terminal: File, stdio: File) -> Watched {
+        let stdio = || stdio.try_clone().unwrap();
         let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).env("TERM", "xterm").spawn().unwrap();
-        let person = File::from(person);
         let (sender, written) = channel();
         let mut reader = person.try_clone().unwrap();
         std::thread::spawn(move || {
@@ -84,7 +98,10 @@ impl Drop for Watched {
 }
 
 fn on(database: &TestDatabase, arguments: &[&str]) -> Command {
-    let mut command = graphile_worker(arguments);
+    for_database(graphile_worker(arguments), database)
+}
+
+fn for_database(mut command: Command, database: &TestDatabase) -> Command {
     command.env("DATABASE_URL", database.url()).env_remove("COLUMNS").env_remove("NO_COLOR");
     command
 }
@@ -103,6 +120,25 @@ async fn top_says_how_to_leave_where_there_is_no_room_for_all() {
     top.shows("and 21 more");
     top.press(b"q");
     assert_eq!(top.ended(), Some(0));
+}
+
+#[tokio::test]
+async fn top_goes_by_the_size_of_the_terminal_that_it_writes_to() {
+    let database = installed_database().await;
+    run_sql(&database, "select graphile_worker.add_job('task_' || n) from generate_series(1, 30) as n").await;
+    // One that does not know its size is taken for one of 80 by 24.
+    for (rows, columns, more) in [(10, 80, "q quits; … no room for "), (0, 0, "and 20 more")] {
+        let (person, written_to, name) = terminal(rows, columns);
+        let (_somebody_else, controlling, _) = terminal(60, 200);
+        let script = r#"exec "$0" top --interval 100ms <"$1" >"$1" 2>"$1""#;
+        let mut command =
+            for_database(clean(Command::new("setsid"), &["--ctty", "--wait", "sh", "-c", script]), &database);
+        command.arg(graphile_worker(&[]).get_program()).arg(name);
+        let mut top = Watched::start_on(command, person, written_to, controlling);
+        top.shows(more);
+        top.press(b"q");
+        assert_eq!(top.ended(), Some(0));
+    }
 }
 
 const LEAVES_THE_SCREEN: &str = "\u{1b}[?1049l";
