@@ -19,6 +19,7 @@ use crate::recovery::Heartbeat;
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
+use crate::startup::Startup;
 use crate::task::{Task, Tasks};
 use crate::tasks_dir::{Hosts, Leftovers};
 use crate::watch::{Looking, Watched};
@@ -143,11 +144,17 @@ impl Worker {
 
     async fn one_life(&self, until: Until) -> Result<Life, Error> {
         let (settings, surroundings) = (&self.settings, &self.surroundings);
-        let heartbeat = if settings.recovery.enabled {
-            Some(Heartbeat::start(settings, surroundings.clone(), self.tasks.subscribe()).await?)
-        } else {
-            None
-        };
+        let mut startup = Startup::new(settings.startup_timeout);
+        let mut heartbeat = None;
+        while settings.recovery.enabled && heartbeat.is_none() {
+            match Heartbeat::start(settings, surroundings.clone(), self.tasks.subscribe()).await {
+                Ok(started) => heartbeat = Some(started),
+                Err(error) => tokio::select! {
+                    waited = startup.wait_after(error) => waited?,
+                    () = self.shutdown.leaving.cancelled() => return Ok(Life::Over),
+                },
+            }
+        }
         let declared_dead = heartbeat.as_ref().map(|heartbeat| heartbeat.declared_dead.clone()).unwrap_or_default();
         let listener = if until == Until::Told && settings.listen {
             Listener::start(settings.connect_options.clone(), surroundings.clone())
@@ -162,7 +169,7 @@ impl Worker {
                 "connected and looking for jobs"
             );
         }
-        let ended = self.work(listener, until, declared_dead.clone()).await;
+        let ended = self.work(listener, until, declared_dead.clone(), startup).await;
         // Where outcomes are not written, some may be on their way: nobody is to take the jobs for orphans yet.
         let not_written = matches!(ended, Err(Error::OutcomesNotWritten { .. }));
         if let Some(heartbeat) = heartbeat
@@ -218,17 +225,34 @@ impl Worker {
         &self.surroundings.worker_id
     }
 
-    async fn work(&self, listener: Listener, until: Until, declared_dead: CancellationToken) -> Result<(), Error> {
+    async fn work(
+        &self,
+        listener: Listener,
+        until: Until,
+        declared_dead: CancellationToken,
+        mut startup: Startup,
+    ) -> Result<(), Error> {
         let mut tasks = self.tasks.subscribe();
         let identifiers: Vec<Arc<str>> = tasks.borrow_and_update().keys().cloned().collect();
-        let opening = Exchange::open(
-            self.connection.lock().await.take(),
-            self.settings.connect_options.clone(),
-            self.surroundings.statements.clone(),
-            self.surroundings.clone(),
-            &identifiers,
-            self.settings.prepared_statements,
-        );
+        let opening = async {
+            loop {
+                let opened = Exchange::open(
+                    self.connection.lock().await.take(),
+                    self.settings.connect_options.clone(),
+                    self.surroundings.statements.clone(),
+                    self.surroundings.clone(),
+                    &identifiers,
+                    self.settings.prepared_statements,
+                );
+                match opened.await {
+                    Ok(exchange) => {
+                        startup.succeeded();
+                        return Ok::<Exchange, Error>(exchange);
+                    }
+                    Err(error) => startup.wait_after(error).await?,
+                }
+            }
+        };
         let exchange = tokio::select! {
             exchange = opening => exchange?,
             () = self.shutdown.leaving.cancelled() => return Ok(()),
