@@ -217,6 +217,19 @@ pub enum Error {
         worker_id: String,
     },
 
+    /// The database was not ready within [`startup_timeout`](crate::WorkerOptions::startup_timeout).
+    #[error("gave up waiting for the database after {waited:.0?}")]
+    DatabaseNotReady {
+        /// How long it was tried.
+        waited: std::time::Duration,
+        /// Why the last attempt failed.
+        source: Box<Error>,
+    },
+
+    /// The future of [`shutdown_signal`](crate::WorkerOptions::shutdown_signal) was done before the worker had started.
+    #[error("the worker was asked to stop before the database was ready")]
+    StoppedBeforeStart,
+
     /// The server has taken a statement and said nothing since.
     #[error("no answer from the database in {after:?}")]
     NoAnswer {
@@ -282,6 +295,21 @@ impl Error {
                 _ => false,
             },
             Error::JobsRunning { .. } | Error::NoAnswer { .. } => true,
+            Error::DatabaseNotReady { source, .. } => source.is_retryable(),
+            _ => false,
+        }
+    }
+
+    /// Whether the database may only not be ready yet: not reachable, starting, out of connections, or a table is locked.
+    pub(crate) fn may_pass(&self) -> bool {
+        use std::io::ErrorKind::{InvalidData, InvalidInput, PermissionDenied, Unsupported};
+        match self {
+            // A certificate that is not trusted arrives as invalid data.
+            Error::Database { source: sqlx::Error::Io(error), .. } => {
+                !matches!(error.kind(), InvalidData | InvalidInput | PermissionDenied | Unsupported)
+            }
+            Error::Database { source: sqlx::Error::Database(_) | sqlx::Error::PoolTimedOut, .. } => self.is_retryable(),
+            Error::NoAnswer { .. } => true,
             _ => false,
         }
     }

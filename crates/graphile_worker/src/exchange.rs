@@ -36,6 +36,9 @@ const BYTES_AHEAD: f64 = 32.0 * 1024.0 * 1024.0;
 /// A connection that does not answer for this long is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// A server that does not answer the first connection for this long is not ready.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// How often an idle worker looks whether its tasks still have the ids it knows.
 const TASKS_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -99,6 +102,7 @@ impl Report {
         self.ended.is_empty() && self.free_queues.is_empty()
     }
 
+    #[cfg(test)]
     pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
         self.ended.iter().map(|ended| ended.job.id)
     }
@@ -250,14 +254,22 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// A connection for the first lane, made while something else has to be waited for. `None` where that fails: who
-    /// opens the lane will see why.
+    /// A connection for the first lane, made while something else has to be waited for.
     pub(crate) async fn connect_ahead(
         options: &PgConnectOptions,
         worker_id: &str,
         persistent: bool,
-    ) -> Option<PgConnection> {
-        PgConnection::connect_with(&options_of_first_lane(options, worker_id, persistent)).await.ok()
+    ) -> Result<PgConnection, Error> {
+        let options = options_of_first_lane(options, worker_id, persistent);
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await;
+        let connected = connecting.unwrap_or_else(|_| {
+            let problem = format!("no answer in {} seconds", CONNECT_TIMEOUT.as_secs());
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, problem)))
+        });
+        connected.doing(|| match options.get_socket() {
+            Some(socket) => format!("connect to {}:{}", socket.display(), options.get_port()),
+            None => format!("connect to {}:{}", options.get_host(), options.get_port()),
+        })
     }
 
     /// The first lane, on the connection that was made ahead, if there is one and it still works.

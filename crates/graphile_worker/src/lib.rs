@@ -54,6 +54,7 @@ mod recovery;
 mod second_lane;
 mod settle;
 mod shutdown;
+mod startup;
 mod task;
 mod tasks_dir;
 #[cfg(feature = "tokio-postgres")]

@@ -9,9 +9,10 @@ use crate::db::{Schema, Statements};
 use crate::error::Doing;
 use crate::exchange::Exchange;
 use crate::hooks::{Event, HookRegistry, Plugin};
-use crate::migrate::migrate_within;
+use crate::migrate::{Migration, migrate_within};
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::Shutdown;
+use crate::startup::{self, Startup};
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
 use crate::tasks_dir::{HostOptions, HostSettings, Leftovers, TasksDir};
 use crate::upgrade;
@@ -22,7 +23,7 @@ use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use serde::de::DeserializeOwned;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgPool};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
 use std::collections::HashMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -73,6 +74,7 @@ pub struct WorkerOptions {
     shutdown_grace_period: Duration,
     interrupted_job_retry_delay: Duration,
     max_migration_wait: Duration,
+    startup_timeout: Duration,
     keep_locks_fresh_after: Duration,
 }
 
@@ -138,6 +140,7 @@ pub(crate) struct Settings {
     pub(crate) shutdown_signal: Option<ShutdownSignal>,
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
+    pub(crate) startup_timeout: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
     pub(crate) cron_clock: Clock,
     /// Whether there may be jobs that recur later, if there are none now.
@@ -173,6 +176,7 @@ impl Default for WorkerOptions {
             shutdown_grace_period: Duration::from_secs(5),
             interrupted_job_retry_delay: Duration::from_secs(30),
             max_migration_wait: upgrade::LONGEST_WAIT,
+            startup_timeout: startup::DEFAULT_TIMEOUT,
             keep_locks_fresh_after: Duration::from_secs(60 * 60),
         }
     }
@@ -469,6 +473,14 @@ impl WorkerOptions {
         self
     }
 
+    /// How long [`init`](WorkerOptions::init), and again [`run`](Worker::run), retry if the database is not ready: not
+    /// reachable, starting or shutting down, out of connections, or a table is locked (default 30 seconds; zero: one
+    /// attempt). Errors that time does not cure, such as a wrong password, end them at once.
+    pub fn startup_timeout(mut self, timeout: Duration) -> WorkerOptions {
+        self.startup_timeout = timeout;
+        self
+    }
+
     /// Since when a job runs whose lock is kept from looking old (an hour). Only for tests, which cannot wait so long.
     #[doc(hidden)]
     pub fn keep_locks_fresh_after(mut self, duration: Duration) -> WorkerOptions {
@@ -476,7 +488,8 @@ impl WorkerOptions {
         self
     }
 
-    /// Checks the settings, connects, and installs or updates the schema.
+    /// Checks the settings, connects, and installs or updates the schema. Waits for the database if it is not ready
+    /// ([`startup_timeout`](WorkerOptions::startup_timeout)).
     pub async fn init(self) -> Result<Worker, Error> {
         let concurrency = match self.concurrency {
             None => std::thread::available_parallelism().map_or(1, usize::from),
@@ -539,11 +552,25 @@ impl WorkerOptions {
         }
         self.recovery.check()?;
         let worker_id = new_worker_id(&self.recovery);
-        let (migrated, connection) = tokio::join!(
-            migrate_within(self.max_migration_wait, &pool, schema.name()),
-            Exchange::connect_ahead(&connect_options, &worker_id, self.prepared_statements)
-        );
-        migrated?;
+        let mut startup = Startup::new(self.startup_timeout);
+        let mut stop_signal = None;
+        let connection = loop {
+            let connecting = Exchange::connect_ahead(&connect_options, &worker_id, self.prepared_statements);
+            let migrating = migrate_within(self.max_migration_wait, &pool, schema.name());
+            let error = match connected_and_migrated(connecting, migrating).await {
+                Ok(connection) => break connection,
+                Err(error) => error,
+            };
+            let stopped = stop_signal.get_or_insert_with(|| match &self.shutdown_signal {
+                Some(signal) => signal(),
+                None => Box::pin(std::future::pending()),
+            });
+            tokio::select! {
+                waited = startup.wait_after(error) => waited?,
+                () = stopped => return Err(Error::StoppedBeforeStart),
+            }
+        };
+        startup.succeeded();
         let statements = Arc::new(Statements::new(schema));
         let hooks = Arc::new(self.hooks);
         let surroundings = Surroundings {
@@ -569,6 +596,7 @@ impl WorkerOptions {
                 shutdown_signal: self.shutdown_signal,
                 shutdown_grace_period: self.shutdown_grace_period,
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
+                startup_timeout: self.startup_timeout,
                 keep_locks_fresh_after: self.keep_locks_fresh_after,
                 cron_clock,
                 crontab_may_change: self.watch && crontab_file.is_some(),
@@ -582,8 +610,29 @@ impl WorkerOptions {
             hosts,
             shutdown: Shutdown::default(),
             left_because: Arc::default(),
-            connection: Mutex::new(connection),
+            connection: Mutex::new(Some(connection)),
         })
+    }
+}
+
+/// Both at the same time. If there is no connection, that is what is reported, and the migration is not waited for: the pool
+/// that it uses goes on trying for 30 seconds if a server refuses connections, and does not say why.
+async fn connected_and_migrated(
+    connecting: impl Future<Output = Result<PgConnection, Error>>,
+    migrating: impl Future<Output = Result<Migration, Error>>,
+) -> Result<PgConnection, Error> {
+    let (mut connecting, mut migrating) = (std::pin::pin!(connecting), std::pin::pin!(migrating));
+    tokio::select! {
+        connected = &mut connecting => {
+            let connection = connected?;
+            migrating.await?;
+            Ok(connection)
+        }
+        migrated = &mut migrating => {
+            let connection = connecting.await?;
+            migrated?;
+            Ok(connection)
+        }
     }
 }
 

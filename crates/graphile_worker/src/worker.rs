@@ -19,6 +19,7 @@ use crate::recovery::{Heartbeat, Pulse};
 use crate::second_lane::SecondLane;
 use crate::settle::{self, Settlement};
 use crate::shutdown::Shutdown;
+use crate::startup::Startup;
 use crate::task::{Task, Tasks};
 use crate::tasks_dir::{Hosts, Leftovers};
 use crate::watch::{Looking, Watched};
@@ -140,12 +141,17 @@ impl Worker {
         }
     }
 
+    /// From `WorkerStart` to `WorkerStop`: each life tells of both, however it ends.
     async fn one_life(&self, until: Until) -> Result<Life, Error> {
         let (settings, surroundings) = (&self.settings, &self.surroundings);
-        let heartbeat = if settings.recovery.enabled {
-            Some(Heartbeat::start(settings, surroundings.clone(), self.tasks.subscribe()).await?)
-        } else {
-            None
+        let mut startup = Startup::new(settings.startup_timeout);
+        surroundings.hooks.emit(WorkerStart, || surroundings.event(None)).await;
+        let heartbeat = tokio::select! {
+            heartbeat = self.register(&mut startup) => match heartbeat {
+                Ok(heartbeat) => heartbeat,
+                Err(error) => return self.could_not_begin(error).await.map(|()| Life::Over),
+            },
+            () = self.shutdown.leaving.cancelled() => return self.stopped_before_it_began().await.map(|()| Life::Over),
         };
         let declared_dead = heartbeat.as_ref().map(|heartbeat| heartbeat.declared_dead.clone()).unwrap_or_default();
         let listener = if until == Until::Told && settings.listen {
@@ -162,7 +168,7 @@ impl Worker {
             );
         }
         let pulse = heartbeat.as_ref().map(Heartbeat::pulse).unwrap_or_default();
-        let ended = self.work(listener, until, declared_dead.clone(), pulse).await;
+        let ended = self.work(listener, until, declared_dead.clone(), pulse, startup).await;
         // Where outcomes are not written, some may be on their way: nobody is to take the jobs for orphans yet.
         let not_written = matches!(ended, Err(Error::OutcomesNotWritten { .. }));
         if let Some(heartbeat) = heartbeat
@@ -174,6 +180,17 @@ impl Worker {
             return Ok(Life::DeclaredDead);
         }
         ended.map(|()| Life::Over)
+    }
+
+    /// Registers the worker, if its recovery is on, and waits for the database if it is not ready.
+    async fn register(&self, startup: &mut Startup) -> Result<Option<Heartbeat>, Error> {
+        while self.settings.recovery.enabled {
+            match Heartbeat::start(&self.settings, self.surroundings.clone(), self.tasks.subscribe()).await {
+                Ok(heartbeat) => return Ok(Some(heartbeat)),
+                Err(error) => startup.wait_after(error).await?,
+            }
+        }
+        Ok(None)
     }
 
     fn under_another_name(&self) -> Worker {
@@ -218,48 +235,55 @@ impl Worker {
         &self.surroundings.worker_id
     }
 
-    /// From `WorkerStart` to `WorkerStop`: each worker that begins tells of both, however it ends.
     async fn work(
         &self,
         listener: Listener,
         until: Until,
         declared_dead: CancellationToken,
         pulse: Arc<Pulse>,
+        startup: Startup,
     ) -> Result<(), Error> {
-        let hooks = &self.surroundings.hooks;
-        hooks.emit(WorkerStart, || self.surroundings.event(None)).await;
-        let opened = tokio::select! {
-            exchange = self.open_exchange() => exchange.map(Some),
-            () = self.shutdown.leaving.cancelled() => Ok(None),
+        let exchange = tokio::select! {
+            exchange = self.open_exchange(startup) => match exchange {
+                Ok(exchange) => exchange,
+                Err(error) => return self.could_not_begin(error).await,
+            },
+            () = self.shutdown.leaving.cancelled() => return self.stopped_before_it_began().await,
         };
-        match opened {
-            Ok(Some(exchange)) => {
-                let mut shift = self.begin_shift(exchange, listener, until, declared_dead, pulse);
-                let ended = shift.exchange_until_done().await;
-                shift.leave(ended).await
-            }
-            Ok(None) => {
-                hooks.emit(WorkerShutdown, || self.surroundings.event(None)).await;
-                self.stopped(Ok(())).await
-            }
-            Err(error) => {
-                self.cannot_go_on(&error).await;
-                self.stopped(Err(error)).await
-            }
-        }
+        let mut shift = self.begin_shift(exchange, listener, until, declared_dead, pulse);
+        let ended = shift.exchange_until_done().await;
+        shift.leave(ended).await
     }
 
-    async fn open_exchange(&self) -> Result<Exchange, Error> {
-        let tasks = self.tasks.borrow().keys().cloned().collect();
-        Exchange::open(
-            self.connection.lock().await.take(),
-            self.settings.connect_options.clone(),
-            self.surroundings.statements.clone(),
-            self.surroundings.clone(),
-            tasks,
-            self.settings.prepared_statements,
-        )
-        .await
+    async fn stopped_before_it_began(&self) -> Result<(), Error> {
+        self.surroundings.hooks.emit(WorkerShutdown, || self.surroundings.event(None)).await;
+        self.stopped(Ok(())).await
+    }
+
+    async fn could_not_begin(&self, error: Error) -> Result<(), Error> {
+        self.cannot_go_on(&error).await;
+        self.stopped(Err(error)).await
+    }
+
+    /// Opens the first lane, and waits for the database if it is not ready.
+    async fn open_exchange(&self, mut startup: Startup) -> Result<Exchange, Error> {
+        loop {
+            let opened = Exchange::open(
+                self.connection.lock().await.take(),
+                self.settings.connect_options.clone(),
+                self.surroundings.statements.clone(),
+                self.surroundings.clone(),
+                self.tasks.borrow().keys().cloned().collect(),
+                self.settings.prepared_statements,
+            );
+            match opened.await {
+                Ok(exchange) => {
+                    startup.succeeded();
+                    return Ok(exchange);
+                }
+                Err(error) => startup.wait_after(error).await?,
+            }
+        }
     }
 
     fn begin_shift(

@@ -128,6 +128,10 @@ pub(crate) struct RunArguments {
     #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_MAX_MIGRATION_WAIT", hide_env_values = true, value_parser = whole::<u64>)]
     pub(crate) max_migration_wait: Option<u64>,
 
+    /// How many seconds to retry at start if the database is not ready; 0: try once [default: 30]
+    #[arg(long, value_name = "SECONDS", env = "GRAPHILE_WORKER_STARTUP_TIMEOUT", hide_env_values = true, value_parser = whole::<u64>)]
+    pub(crate) startup_timeout: Option<u64>,
+
     /// Do not register, nor free the jobs of workers that have died
     #[arg(long)]
     pub(crate) no_recovery: bool,

@@ -76,9 +76,14 @@ impl Database {
     pub(crate) async fn pool(&self, max_connections: u32) -> Result<PgPool, Failure> {
         // The pool's own attempts go on where a server refuses; a plain connection says why at once.
         let connection = self.connect().await?;
-        let pool = PgPoolOptions::new().max_connections(max_connections).connect_lazy_with(self.options.clone());
+        let pool = self.lazy_pool(max_connections);
         let _ = sqlx::Connection::close(connection).await;
         Ok(pool)
+    }
+
+    /// A pool that connects when it is first used.
+    pub(crate) fn lazy_pool(&self, max_connections: u32) -> PgPool {
+        PgPoolOptions::new().max_connections(max_connections).connect_lazy_with(self.options.clone())
     }
 
     async fn in_time<T>(&self, connecting: impl Future<Output = sqlx::Result<T>>) -> Result<T, Failure> {

@@ -36,7 +36,7 @@ pub(crate) async fn run(
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     let starting = async {
-        let pool = database.pool(settings.max_pool_size).await?;
+        let pool = database.lazy_pool(settings.max_pool_size);
         Ok(options.pg_pool(pool).schema(database.schema()).init().await?)
     };
     let worker = signals.unless_told(starting).await?;
@@ -84,6 +84,9 @@ pub(crate) fn describe(application: Application, settings: &RunSettings) -> Resu
     }
     if let Some(wait) = settings.max_migration_wait {
         options = options.max_migration_wait(wait);
+    }
+    if let Some(timeout) = settings.startup_timeout {
+        options = options.startup_timeout(timeout);
     }
     if settings.no_prepared_statements {
         options = options.use_prepared_statements(false);

@@ -26,6 +26,7 @@ pub(crate) struct ConfigFile {
     no_prepared_statements: Option<bool>,
     grace_period: Option<u64>,
     max_migration_wait: Option<u64>,
+    startup_timeout: Option<u64>,
     no_recovery: Option<bool>,
 }
 
@@ -94,6 +95,7 @@ pub(crate) struct RunSettings {
     pub(crate) no_prepared_statements: bool,
     pub(crate) grace_period: Option<Duration>,
     pub(crate) max_migration_wait: Option<Duration>,
+    pub(crate) startup_timeout: Option<Duration>,
     pub(crate) no_recovery: bool,
 }
 
@@ -147,6 +149,7 @@ impl RunSettings {
             no_prepared_statements: flags.no_prepared_statements || file.no_prepared_statements.unwrap_or(false),
             grace_period: flags.grace_period.or(file.grace_period).map(Duration::from_secs),
             max_migration_wait: flags.max_migration_wait.or(file.max_migration_wait).map(Duration::from_secs),
+            startup_timeout: flags.startup_timeout.or(file.startup_timeout).map(Duration::from_secs),
             no_recovery: flags.no_recovery || file.no_recovery.unwrap_or(false),
         })
     }

@@ -1,9 +1,10 @@
 //! A network that fails between the worker and the database: a proxy that loses an answer, or stops passing anything on.
 
-use crate::support::{Db, Started, until};
+use crate::support::{Db, Log, Started, until};
 use graphile_worker::{CronTick, Error, ListenConnecting, TestClock, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use sqlx::PgPool;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -19,32 +20,61 @@ struct Network {
     down: Arc<AtomicBool>,
     /// Connections that listen stay open, and nothing comes through them any more.
     deaf: Arc<AtomicBool>,
+    /// The server answers that it is starting.
+    starting: Arc<AtomicBool>,
+}
+
+fn server(db: &Db) -> &str {
+    db.url().split_once('@').unwrap().1.split_once('/').unwrap().0
+}
+
+fn url_at(db: &Db, address: SocketAddr) -> String {
+    db.url().replace(server(db), &address.to_string())
+}
+
+/// What a server says while it starts.
+async fn refuse(mut client: TcpStream) {
+    let mut message = [0; 1024];
+    while let Ok(length @ 1..) = client.read(&mut message).await {
+        let is_about_tls = length == 8;
+        let error = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+        let error = [&b"E\0\0\0"[..], &[error.len() as u8 + 4], error].concat();
+        let answer = if is_about_tls { b"N" } else { &error[..] };
+        if client.write_all(answer).await.is_err() || !is_about_tls {
+            return;
+        }
+    }
 }
 
 impl Default for Network {
     fn default() -> Network {
         let lose_answer_after = Arc::new(AtomicI64::new(-1));
-        Network { lose_answer_after, down: Arc::default(), deaf: Arc::default() }
+        Network { lose_answer_after, down: Arc::default(), deaf: Arc::default(), starting: Arc::default() }
     }
 }
 
 impl Network {
     /// A pool whose connections go through this network.
     async fn pool(&self, db: &Db) -> PgPool {
-        let (credentials, place) = db.url().split_once('@').unwrap();
-        let (server, database) = place.split_once('/').unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("{credentials}@{}/{database}", listener.local_addr().unwrap());
-        let (network, server) = (self.clone(), server.to_owned());
+        PgPool::connect(&self.url(db, TcpListener::bind("127.0.0.1:0").await.unwrap())).await.unwrap()
+    }
+
+    /// The database's URL for connections that go through this network, by way of this port.
+    fn url(&self, db: &Db, listener: TcpListener) -> String {
+        let url = url_at(db, listener.local_addr().unwrap());
+        let server = server(db).to_owned();
+        let network = self.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                if !network.down.load(Ordering::SeqCst) {
+                if network.starting.load(Ordering::SeqCst) {
+                    tokio::spawn(refuse(client));
+                } else if !network.down.load(Ordering::SeqCst) {
                     let server = TcpStream::connect(&server).await.unwrap();
                     tokio::spawn(network.clone().pass_on(client, server));
                 }
             }
         });
-        PgPool::connect(&url).await.unwrap()
+        url
     }
 
     async fn pass_on(self, mut client: TcpStream, mut server: TcpStream) {
@@ -308,4 +338,114 @@ async fn what_recurs_and_was_missed_while_the_database_was_away_is_made_up_for_a
         from graphile_worker.jobs";
     assert_eq!(db.value(jobs).await, json!(["filled 09:00", "filled 10:00", "filled 11:00", "just_now 11:28"]));
     started.stop().await;
+}
+
+/// Runs a job with a worker for this URL, and says what came of it.
+async fn run_once(options: WorkerOptions) -> Result<(), Error> {
+    options.define_task("t", |_: Value, _: WorkerContext| async {}).init().await?.run_once().await
+}
+
+fn at(url: &str) -> WorkerOptions {
+    WorkerOptions::default().database_url(url).listen_os_shutdown_signals(false).use_notifications(false).concurrency(1)
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_before_the_database_waits_for_it() {
+    for starting in [false, true] {
+        let db = Db::installed().await;
+        db.add_job("'t'").await;
+        let (log, _guard) = Log::start();
+        let network = Network::default();
+        // Closed again at once: connections are refused.
+        let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        if starting {
+            network.starting.store(true, Ordering::SeqCst);
+            network.url(&db, TcpListener::bind(address).await.unwrap());
+        }
+        let running = tokio::spawn(run_once(at(&url_at(&db, address)).heartbeat_interval(Duration::from_secs(1))));
+        let line = until("it waits", async || log.line("waiting for the database")).await;
+        let why = if starting { "the database system is starting up" } else { "Connection refused" };
+        assert!(line.contains(why) && line.contains("at_most=30s"), "{line}");
+        if starting {
+            network.starting.store(false, Ordering::SeqCst);
+        } else {
+            network.url(&db, TcpListener::bind(address).await.unwrap());
+        }
+        running.await.unwrap().unwrap();
+        assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+        assert_eq!(log.lines("waiting for the database").lines().count(), 1, "{}", log.text());
+        assert_eq!(log.lines("the database is ready").lines().count(), 1, "{}", log.text());
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_while_the_jobs_are_locked_waits_for_them() {
+    let db = Db::installed().await;
+    db.add_job("'t'").await;
+    let (log, _guard) = Log::start();
+    let mut locks = db.connect().await;
+    sqlx::raw_sql("begin; lock table graphile_worker._private_jobs in access exclusive mode")
+        .execute(&mut locks)
+        .await
+        .unwrap();
+    let running = tokio::spawn(run_once(at(db.url())));
+    let line = until("it waits", async || log.line("waiting for the database")).await;
+    assert!(line.contains("look up the tasks") && line.contains("lock timeout"), "{line}");
+    // The second attempt waits for the lock as well.
+    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    until("it tries again", async || (db.value(waits).await == 1).then_some(())).await;
+    sqlx::raw_sql("rollback").execute(&mut locks).await.unwrap();
+    running.await.unwrap().unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_for_the_database_can_be_stopped() {
+    let db = Db::installed().await;
+    let (log, _guard) = Log::start();
+    let mut locks = db.connect().await;
+    sqlx::raw_sql("begin; lock table graphile_worker._private_jobs in access exclusive mode")
+        .execute(&mut locks)
+        .await
+        .unwrap();
+    let started = Started::new(at(db.url()).define_task("t", |_: Value, _: WorkerContext| async {})).await;
+    until("it waits", async || log.line("waiting for the database")).await;
+    started.stop().await;
+
+    let stop = Arc::new(Notify::new());
+    let stopped = stop.clone();
+    let nowhere = at("postgres://postgres@127.0.0.1:1/nowhere").shutdown_signal(move || {
+        let stopped = stopped.clone();
+        async move { stopped.notified().await }
+    });
+    let starting = tokio::spawn(run_once(nowhere));
+    until("it waits", async || log.line("127.0.0.1:1")).await;
+    stop.notify_one();
+    assert!(matches!(starting.await.unwrap(), Err(Error::StoppedBeforeStart)));
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_ready_in_time_is_reported_with_how_long_it_was_tried() {
+    let nowhere = at("postgres://postgres@127.0.0.1:1/nowhere");
+    let error = run_once(nowhere.startup_timeout(Duration::from_millis(200))).await.unwrap_err();
+    assert!(error.to_string().starts_with("gave up waiting for the database after 2"), "{error}");
+    assert!(error.is_retryable());
+    let last = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(last, "could not connect to 127.0.0.1:1");
+}
+
+#[tokio::test]
+async fn an_error_that_waiting_does_not_cure_is_reported_at_once() {
+    let db = Db::installed().await;
+    let (log, _guard) = Log::start();
+    let nowhere = db.options().database("nowhere").clone();
+    let pool = sqlx::postgres::PgPoolOptions::new().connect_lazy_with(nowhere);
+    let error = run_once(options(pool)).await.unwrap_err();
+    assert!(format!("{error:?}").contains("database \\\"nowhere\\\" does not exist"), "{error:?}");
+    let pool = sqlx::postgres::PgPoolOptions::new()
+        .connect_lazy_with(db.options().host("127.0.0.1").ssl_mode(sqlx::postgres::PgSslMode::Require));
+    assert!(run_once(options(pool)).await.is_err(), "the server has no TLS");
+    let nowhere = at("postgres://postgres@127.0.0.1:1/nowhere").startup_timeout(Duration::ZERO);
+    assert_eq!(run_once(nowhere).await.unwrap_err().to_string(), "could not connect to 127.0.0.1:1");
+    assert_eq!(log.line("waiting for the database"), None);
 }

@@ -101,7 +101,7 @@ async fn a_database_that_cannot_be_reached_or_refuses_is_told_without_the_passwo
     ] {
         for how in [&["--once"][..], &["--schema-only"], &["migrate"], &["--cleanup", "GC_JOB_QUEUES"], &[]] {
             let mut command = folder.graphile_worker(how);
-            command.env("DATABASE_URL", url);
+            command.env("DATABASE_URL", url).env("GRAPHILE_WORKER_STARTUP_TIMEOUT", "0");
             let (code, line) = failure_of(command);
             assert_eq!(code, 1, "{line}");
             assert!(line.contains(message), "{line}");
@@ -238,6 +238,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         "--tasks",
         "--grace-period",
         "--max-migration-wait",
+        "--startup-timeout",
         "--no-recovery",
         "--log-format",
         "--config",

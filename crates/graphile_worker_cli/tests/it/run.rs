@@ -209,7 +209,7 @@ async fn log_lines_can_be_objects() {
     assert_eq!((&completed["job_id"], &completed["task_identifier"]), (&json!(1), &json!("greet")));
     assert!(lines.iter().all(|line| line["time"].is_string() && line["level"].is_string()));
     // Also where it fails.
-    let mut failing = folder.graphile_worker(&["--once", "--log-format", "json"]);
+    let mut failing = folder.graphile_worker(&["--once", "--log-format", "json", "--startup-timeout", "0"]);
     let output = failing.env("DATABASE_URL", "postgres://u@127.0.0.1:1/db").output().unwrap();
     let line: Value = serde_json::from_str(&texts(&output).1).unwrap();
     assert_eq!(line["level"], "ERROR");
@@ -413,6 +413,30 @@ async fn it_leaves_with_a_code_of_its_own_when_a_newer_release_takes_over_the_sc
     run_sql(&database, leave).await;
     worker.line(&["WARN: the schema moves on: leaving", "the breaking migration 21"]);
     assert_eq!(worker.end().0, Some(57));
+}
+
+#[test]
+fn a_signal_ends_a_worker_that_waits_for_the_database() {
+    let folder = greeting_folder();
+    let mut command = folder.graphile_worker(&[]);
+    command.env("DATABASE_URL", "postgres://u:secret@127.0.0.1:1/db");
+    let mut worker = Running::start(command);
+    let line = worker.line(&["WARN: waiting for the database", "could not connect to 127.0.0.1:1", "at_most: 30s"]);
+    assert!(!line.contains("secret"), "{line}");
+    worker.signal("TERM");
+    assert_eq!(worker.end().0, Some(143));
+}
+
+#[test]
+fn a_database_that_is_not_ready_in_time_is_reported_with_the_last_error() {
+    let folder = greeting_folder();
+    folder.write("worker.toml", "startup-timeout = 1");
+    let mut command = folder.graphile_worker(&["--config", "worker.toml"]);
+    let output = command.env("DATABASE_URL", "postgres://u@127.0.0.1:1/db").output().unwrap();
+    let log = texts(&output).1;
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    let last = "gave up waiting for the database after 1s: could not connect to 127.0.0.1:1: ";
+    assert!(log.lines().last().unwrap().contains(last), "{log}");
 }
 
 #[tokio::test]
