@@ -481,7 +481,8 @@ async fn a_role_that_cannot_see_a_job_is_told_so_and_does_not_search_for_ever() 
 async fn creating_the_triggers_waits_for_an_open_transaction_but_lets_others_work_meanwhile() {
     let db = Db::installed().await;
     db.run(
-        "delete from graphile_worker._rs_additions where id = 6;
+        "select graphile_worker.add_job('t');
+         delete from graphile_worker._rs_additions where id = 6;
          drop trigger _rs_keep_used_queue on graphile_worker._private_job_queues",
     )
     .await;

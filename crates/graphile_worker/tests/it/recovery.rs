@@ -536,8 +536,8 @@ async fn hooks_that_hear_of_a_missed_heartbeat_run_on_the_applications_runtime()
         async {}
     });
     let started = Started::new(options).await;
-    until("the heartbeat is connected", async || {
-        (db.value(&format!("select count(*) {HEARTBEATS}")).await == 1).then_some(())
+    until("the worker is registered", async || {
+        (db.value("select count(*) from graphile_worker._rs_workers").await == 1).then_some(())
     })
     .await;
     db.run(&format!("select pg_terminate_backend(pid) {HEARTBEATS}")).await;
