@@ -39,7 +39,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// A server that does not answer the first connection for this long is not ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How often an idle worker looks whether its tasks still have the ids it knows.
+/// The same for a question that the worker can do without. Behind a pooler there is no other limit.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a worker looks whether its tasks still have the ids it knows.
 const TASKS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A job that is to wait for longer waits for so long: a hundred years.
@@ -706,7 +709,7 @@ impl Exchange {
             .bind(now)
             .fetch_one(&mut connection);
         // Without an answer the worker polls; the next exchange will find out what is wrong.
-        let row = tokio::time::timeout(ANSWER_TIMEOUT, query).await.ok()?.ok()?;
+        let row = tokio::time::timeout(QUESTION_TIMEOUT, query).await.ok()?.ok()?;
         self.connection = Some(connection);
         let seconds: f64 = row.try_get::<Option<_>, _>("seconds").ok()??;
         Some(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))

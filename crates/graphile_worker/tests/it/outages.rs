@@ -178,7 +178,7 @@ async fn a_locked_table_costs_a_worker_behind_a_pooler_nothing_but_time() {
     let mut other = db.connect().await;
     sqlx::raw_sql("begin; lock table graphile_worker._private_jobs").execute(&mut other).await.unwrap();
     let waits = "select min(query_start)::text from pg_stat_activity
-                 where datname = current_database() and wait_event_type = 'Lock'";
+                 where datname = current_database() and wait_event_type = 'Lock' and query like '-- One exchange%'";
     let since = until("an exchange waits for the table", async || match db.value(waits).await {
         Value::Null => None,
         since => Some(since),
