@@ -10,6 +10,9 @@
 -- sees that the row is taken. A queue stays locked while this worker has jobs of it, and passes from one of its jobs to
 -- the next without being free in between.
 --
+-- PostgreSQL checks the conditions of a row again if it changed after this statement began, and cannot do that if they lead
+-- to a CTE that writes. So what is locked or written depends only on CTEs that read or lock, and through `array(…)`.
+--
 -- The plan is made once, perhaps while the table is empty, and has to serve when it is full. So nothing may look cheap
 -- then only: rows are found by `id = any (array[…])`, which leaves one way to begin, and if an index of the contract
 -- could be read from end to end because its condition holds, the condition is not repeated.
@@ -34,7 +37,7 @@
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), done as materialized (
-  select jobs.ctid as place
+  select jobs.id
   from unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
   where case when jobs.locked_by = $1 then
@@ -43,10 +46,7 @@ with recursive clock as (
   end
   for update of jobs skip locked
 ), finished as (
-  -- By ctid, which saves a look into the index. A row that changed after this statement began is not found by its new
-  -- ctid: it counts as blocked, and the next exchange finds it.
-  delete from :"schema"._private_jobs as jobs where jobs.ctid = any (array(select place from done))
-  returning jobs.id
+  delete from :"schema"._private_jobs as jobs where jobs.id = any (array(select id from done))
 ), back as materialized (
   select
     jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
@@ -66,7 +66,6 @@ with recursive clock as (
   -- Removed before it began.
   delete from :"schema"._private_jobs as jobs
   using back where jobs.id = any (array[back.id]) and back.is_removed and back.unbegun is not null
-  returning jobs.id
 ), given_back as (
   update :"schema"._private_jobs as jobs
   set
@@ -92,18 +91,15 @@ with recursive clock as (
     updated_at = now()
   from clock, back
   where jobs.id = any (array[back.id]) and not (back.is_removed and back.unbegun is not null)
-  returning jobs.id
 ),
--- Reported, still this worker's, and not written. Looked for only if fewer rows were written than reported.
+-- Reported, still this worker's, and locked by others. Looked for only if fewer rows were locked than reported.
 blocked as (
   select outcome.id, jobs.job_queue_id
   from unnest($2::bigint[] || $4::bigint[], $3::timestamptz[] || $5::timestamptz[]) as outcome (id, locked_at)
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
-  where (select count(*) from finished) + (select count(*) from withdrawn) + (select count(*) from given_back)
-      < cardinality($2) + cardinality($4)
-    and outcome.id not in (select id from finished)
-    and outcome.id not in (select id from withdrawn)
-    and outcome.id not in (select id from given_back)
+  where (select count(*) from done) + (select count(*) from back) < cardinality($2) + cardinality($4)
+    and outcome.id not in (select id from done)
+    and outcome.id not in (select id from back)
     and case when jobs.locked_by = $1 then
       jobs.locked_at = outcome.locked_at
       or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
@@ -205,7 +201,7 @@ queued_priorities as (
     select job_queues.id
     from :"schema"._private_job_queues as job_queues
     where job_queues.id = first.id
-      and (job_queues.is_available or job_queues.id in (select id from free_queues))
+      and (job_queues.is_available or job_queues.id = any (array(select id from free_queues)))
     limit 1
     for update skip locked
   ) as job_queues
@@ -250,7 +246,7 @@ heads as (
     order by jobs.priority, jobs.run_at, jobs.id
     limit 1
   ) as head
-  where (job_queues.is_available or job_queues.id in (select id from free_queues))
+  where (job_queues.is_available or job_queues.id = any (array(select id from free_queues)))
     and job_queues.id not in (select id from first_queues)
   order by head.priority, head.run_at, head.id
   limit $13
@@ -258,7 +254,7 @@ heads as (
   select job_queues.id
   from :"schema"._private_job_queues as job_queues
   where job_queues.id = any (array(select id from heads))
-    and (job_queues.is_available or job_queues.id in (select id from free_queues))
+    and (job_queues.is_available or job_queues.id = any (array(select id from free_queues)))
   for update skip locked
 ), won_queues as (
   select id from first_queues union all select id from other_won_queues
