@@ -1,11 +1,15 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test check model interop matrix bench torture torture-ci demo postgres npm pip
+.PHONY: help test repeat check model interop matrix bench torture torture-ci demo postgres npm pip
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 test: postgres ## Run the whole test suite, on a private PostgreSQL
 	cargo test --locked --no-fail-fast --features graphile_worker/tokio-postgres
+
+# TIMES=10 BUSY=6 make repeat: ten times, beside six busy loops.
+repeat: ## Run the whole test suite 20 times in a row and list what failed
+	@scripts/repeat-tests
 
 check: ## Formatting, lints, documentation; dependencies too where cargo-deny is installed
 	cargo fmt --all --check

@@ -358,18 +358,20 @@ select
   $13 > 0 and (select count(*) from chosen) < $13 and (
     exists (select from ranked where ranked.id not in (select id from chosen))
     or exists (
+      -- Only the first: a job that others have locked is one of them.
       select from unqueued_priorities as known, lateral (
-        select jobs.id from :"schema"._private_jobs as jobs
+        select jobs.id, jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
         where $17 is null
           and jobs.is_available = true
           and jobs.job_queue_id is null
           and jobs.priority = known.priority
           and jobs.run_at <= clock.now
-          and jobs.task_id = any ($12::int[])
-          and ($14::text[] is null or (jobs.flags ?| $14) is not true)
         order by jobs.run_at, jobs.id
+        limit 100 + $13
       ) as due
-      where due.id not in (select id from chosen)
+      where due.task_id = any ($12::int[])
+        and ($14::text[] is null or (due.flags ?| $14) is not true)
+        and due.id not in (select id from chosen)
     )
     or exists (
       select from first_queued

@@ -375,3 +375,27 @@ async fn no_job_loses_its_names_while_sessions_add_and_clean_up_at_once() {
     assert!(cleaning.await.unwrap() > 0, "cleanup deleted names");
     assert_eq!(db.value(DANGLING).await, 0);
 }
+
+#[tokio::test]
+async fn a_busy_worker_runs_jobs_of_a_task_whose_name_was_deleted_and_added_again() {
+    let db = Db::installed().await;
+    let (sender, mut ran) = mpsc::unbounded_channel();
+    let busy = |_: Value, _: WorkerContext| tokio::time::sleep(Duration::from_millis(10));
+    let rare = move |n: i64, _: WorkerContext| {
+        let _ = sender.send(n);
+        async {}
+    };
+    db.run("select graphile_worker.add_job('busy') from generate_series(1, 20000)").await;
+    let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false).concurrency(2);
+    let options = options.shutdown_grace_period(Duration::ZERO).define_task("busy", busy).define_task("rare", rare);
+    let started = Started::new(options).await;
+    for n in 1..=3 {
+        db.add_job(&format!("'rare', '{n}', priority := -10")).await;
+        assert_eq!(ran.recv().await, Some(n));
+        until("the name is deleted", async || (clean_up(&db, &NAMES).await > 0).then_some(())).await;
+    }
+    assert_ne!(db.value("select count(*) from graphile_worker.jobs").await, 0, "it was busy all the time");
+    started.worker.request_shutdown();
+    started.worker.request_shutdown();
+    let _ = started.running.await;
+}
