@@ -37,7 +37,7 @@
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), done as materialized (
-  select jobs.id
+  select jobs.id, jobs.ctid as place, jobs.job_queue_id
   from unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
   where case when jobs.locked_by = $1 then
@@ -46,7 +46,14 @@ with recursive clock as (
   end
   for update of jobs skip locked
 ), finished as (
-  delete from :"schema"._private_jobs as jobs where jobs.id = any (array(select id from done))
+  -- By ctid, which saves a look into the index. A row that changed after this statement began has another one then, and is
+  -- left: it counts as blocked (`left_over`).
+  delete from :"schema"._private_jobs as jobs
+  where jobs.ctid = any (array(select place from done where job_queue_id is null))
+  returning jobs.id
+), finished_of_queues as (
+  delete from :"schema"._private_jobs as jobs
+  where jobs.id = any (array(select id from done where job_queue_id is not null))
 ), back as materialized (
   select
     jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
@@ -327,6 +334,12 @@ alive as (
     id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
     created_at, updated_at, key, locked_at, revision, flags
 ),
+left_over as (
+  select id from done
+  where job_queue_id is null
+    and (select count(*) from finished) < (select count(*) from done where job_queue_id is null)
+    and id not in (select id from finished)
+),
 -- What other workers can do now: jobs that go back unbegun, and due jobs of a queue that is free.
 for_others as (
   select from back where back.unbegun is not null and not back.is_removed and back.job_queue_id is null
@@ -349,7 +362,7 @@ union all
 select
   null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
   clock.now,
-  array(select id from blocked),
+  array(select id from blocked union all select id from left_over),
   array(
     select job_queues.id from :"schema"._private_job_queues as job_queues
     where job_queues.id = any ($11::int[]) and job_queues.locked_by = $1
