@@ -89,6 +89,8 @@ pub(crate) struct Ended {
     pub(crate) settlement: Settlement,
     /// What came of it, where it ran to its end.
     pub(crate) result: Option<Result<(), String>>,
+    /// How often it was reported in vain.
+    pub(crate) tries: u8,
 }
 
 impl Ended {

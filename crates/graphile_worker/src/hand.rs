@@ -26,10 +26,14 @@ use tokio_util::sync::CancellationToken;
 /// A job that has waited this long in hand is given back: somebody else may have a slot for it.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// When jobs are reported again whose rows others had locked: after this, doubling, up to the other. Mostly the lock lasts
-/// as long as somebody's claim.
+/// When a job is reported again whose row others had locked: after this, doubling, up to the other. Mostly the lock lasts as
+/// long as another worker's claim.
 const FIRST_BLOCKED_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_BLOCKED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the second lane rests after other workers have got in the way: more claims at once would only meet more rows
+/// that are locked (bench/RESULTS.md, "Eight processes").
+const CROWDED_FOR: Duration = Duration::from_secs(1);
 
 pub(crate) struct Hand {
     state: Mutex<State>,
@@ -57,10 +61,9 @@ struct State {
     /// Jobs to be reported.
     report: Vec<Ended>,
     /// Jobs that were reported in vain, because another transaction has locked their rows.
-    blocked: Vec<Ended>,
-    /// When to report them again, and how long to wait the next time.
-    blocked_until: Instant,
-    blocked_pause: Duration,
+    blocked: Vec<Blocked>,
+    /// Until when the second lane rests.
+    crowded_until: Instant,
     /// How many replies have come.
     replies: u64,
     /// The exchanges that are under way, one of each lane at most.
@@ -78,6 +81,12 @@ struct UnderWay {
     began: u64,
     wanted: usize,
     limited: bool,
+}
+
+/// A job that was reported in vain, and when to report it again.
+struct Blocked {
+    ended: Ended,
+    until: Instant,
 }
 
 /// A queue that this worker holds.
@@ -100,6 +109,11 @@ impl Queue {
     fn may_be_freed_by(&self, report: OfQueue) -> bool {
         self.is_idle() && self.unreported == report.jobs && !report.gives_back
     }
+}
+
+/// How long a job waits that was reported in vain so many times.
+fn blocked_pause(tries: u8) -> Duration {
+    FIRST_BLOCKED_PAUSE.saturating_mul(1 << tries.saturating_sub(1).min(20)).min(LONGEST_BLOCKED_PAUSE)
 }
 
 /// What a report says of a queue.
@@ -193,8 +207,7 @@ impl Hand {
                 running_of_task: HashMap::new(),
                 report: Vec::new(),
                 blocked: Vec::new(),
-                blocked_until: Instant::now(),
-                blocked_pause: FIRST_BLOCKED_PAUSE,
+                crowded_until: Instant::now(),
                 replies: 0,
                 first: None,
                 second: None,
@@ -297,6 +310,7 @@ impl Hand {
                 }
                 (report, wanted)
             }
+            Lane::Second if state.crowded_until > now => return None,
             Lane::Second => {
                 let wanted = if !limited && state.next_claim.is_backlog() { state.wanted() } else { 0 };
                 let report = state.report_of_second_lane();
@@ -378,7 +392,7 @@ impl Hand {
     pub(crate) fn next_exchange_at(&self) -> Option<Instant> {
         let state = self.state();
         let claim = (state.wanted() > 0).then(|| state.next_claim.at());
-        let blocked = (!state.blocked.is_empty()).then_some(state.blocked_until);
+        let blocked = state.blocked.iter().map(|blocked| blocked.until).min();
         let release = state.waiting().map(|waiting| waiting.since + LONGEST_WAIT).min();
         [claim, blocked, release].into_iter().flatten().min()
     }
@@ -412,14 +426,14 @@ impl Hand {
         state.in_hand() == 0 && is_all_reported && !under_way
     }
 
-    /// Whether other transactions have kept rows locked for longer than a claim takes.
+    /// Whether another transaction has kept a row locked for longer than a claim takes.
     pub(crate) fn is_blocked_for_long(&self) -> bool {
-        self.state().blocked_pause >= LONGEST_BLOCKED_PAUSE
+        self.state().blocked.iter().any(|blocked| blocked_pause(blocked.ended.tries) >= LONGEST_BLOCKED_PAUSE)
     }
 
     /// The jobs that were reported in vain, because another transaction has locked their rows.
     pub(crate) fn blocked(&self) -> Vec<i64> {
-        self.state().blocked.iter().map(|ended| ended.job.id).collect()
+        self.state().blocked.iter().map(|blocked| blocked.ended.job.id).collect()
     }
 
     /// Jobs that have run for so long, and their queues.
@@ -440,8 +454,7 @@ impl Hand {
         let mut state = self.state();
         let in_hand: HashSet<i64> =
             state.waiting().map(|waiting| waiting.job.id).chain(state.running.keys().copied()).collect();
-        let ended: HashMap<i64, Arc<Job>> =
-            state.report.iter().chain(&state.blocked).map(|ended| (ended.job.id, ended.job.clone())).collect();
+        let ended: HashMap<i64, Arc<Job>> = state.ended().map(|ended| (ended.job.id, ended.job.clone())).collect();
         jobs.retain(|job| {
             !in_hand.contains(&job.id) && !ended.get(&job.id).is_some_and(|ended| ended.is_same_claim(job))
         });
@@ -478,6 +491,11 @@ impl State {
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
         let behind = self.queues.values().flat_map(|queue| &queue.behind);
         self.ready.iter().map(|Reverse(waiting)| waiting).chain(behind).chain(self.over_limit.values().flatten())
+    }
+
+    /// Jobs that have ended and are not written yet.
+    fn ended(&self) -> impl Iterator<Item = &Ended> {
+        self.report.iter().chain(self.blocked.iter().map(|blocked| &blocked.ended))
     }
 
     fn in_hand(&self) -> usize {
@@ -581,7 +599,7 @@ impl State {
     /// Takes note that a report was written, except for the rows that others have locked: those are reported again later.
     fn written(&mut self, mut report: Report, answer: &Answer, now: Instant) -> Report {
         let is_blocked = |ended: &mut Ended| answer.blocked_jobs.contains(&ended.job.id);
-        let mut blocked: Vec<Ended> = match answer.blocked_jobs.is_empty() {
+        let blocked: Vec<Ended> = match answer.blocked_jobs.is_empty() {
             true => Vec::new(),
             false => report.ended.extract_if(.., is_blocked).collect(),
         };
@@ -596,23 +614,19 @@ impl State {
             let unreported = blocked.iter().filter(|ended| ended.job.job_queue_id == Some(*id)).count();
             self.hold_again(*id, unreported);
         }
-        if blocked.is_empty() {
-            if self.blocked.is_empty() {
-                self.blocked_pause = FIRST_BLOCKED_PAUSE;
-            }
-        } else {
-            self.blocked.append(&mut blocked);
-            self.blocked_until = now + self.blocked_pause;
-            self.blocked_pause = (self.blocked_pause * 2).min(LONGEST_BLOCKED_PAUSE);
+        if !blocked.is_empty() {
+            self.crowded_until = now + CROWDED_FOR;
         }
+        self.blocked.extend(blocked.into_iter().map(|mut ended| {
+            ended.tries = ended.tries.saturating_add(1);
+            Blocked { until: now + blocked_pause(ended.tries), ended }
+        }));
         report
     }
 
     fn report_blocked_again(&mut self, now: Instant) {
-        if !self.blocked.is_empty() && self.blocked_until <= now {
-            let mut blocked = std::mem::take(&mut self.blocked);
-            self.report.append(&mut blocked);
-        }
+        let due = self.blocked.extract_if(.., |blocked| blocked.until <= now);
+        self.report.extend(due.map(|blocked| blocked.ended));
     }
 
     fn receive(&mut self, jobs: Vec<Job>) {
@@ -690,7 +704,7 @@ impl State {
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
             self.ready.push(Reverse(next));
         }
-        self.report.push(Ended { job: job.clone(), reply: running.reply, settlement, result });
+        self.report.push(Ended { job: job.clone(), reply: running.reply, settlement, result, tries: 0 });
         self.pass_queue_on(job);
     }
 
@@ -747,7 +761,7 @@ impl State {
                 queue.unreported += 1;
             }
             let settlement = settle::release(&waiting.job);
-            self.report.push(Ended { job: waiting.job, reply: waiting.reply, settlement, result: None });
+            self.report.push(Ended { job: waiting.job, reply: waiting.reply, settlement, result: None, tries: 0 });
         }
     }
 }
@@ -849,6 +863,19 @@ mod tests {
         assert!(unqueued.iter().all(|id| *id >= MANY && *id != failed.job.id), "{unqueued:?}");
         let (report, _) = hand.begin(Lane::First, false).expect("a report");
         assert_eq!(report.ended.len() + unqueued.len(), 2 * WORTH_A_LANE);
+    }
+
+    #[test]
+    fn the_second_lane_rests_while_other_workers_are_in_the_way() {
+        let hand = hand();
+        claim(&hand, None, 0..MANY + 1);
+        finish_all(&hand);
+        exchange(&hand, Lane::First, blocked(&[0], &[]));
+        claim(&hand, None, 1000..1000 + MANY);
+        finish_all(&hand);
+        assert!(hand.begin(Lane::Second, false).is_none());
+        hand.state().crowded_until = Instant::now();
+        assert!(hand.begin(Lane::Second, false).is_some());
     }
 
     #[test]
@@ -970,7 +997,7 @@ mod tests {
         assert_eq!(written.ids().collect::<Vec<_>>(), [2, 3]);
         assert!(hand.begin(Lane::First, false).is_none() && !hand.is_empty());
         assert_eq!(hand.blocked(), [1]);
-        hand.state().blocked_until = Instant::now();
+        hand.state().blocked[0].until = Instant::now();
         let (report, _) = hand.begin(Lane::First, false).expect("it is reported again");
         assert_eq!((report.ids().collect::<Vec<_>>(), &report.free_queues[..]), (vec![1], &[7][..]));
         hand.receive(Lane::First, report, Answer::default());
@@ -984,12 +1011,13 @@ mod tests {
         finish_all(&hand);
         let mut pauses = Vec::new();
         for _ in 0..12 {
+            let now = Instant::now();
             exchange(&hand, Lane::First, blocked(&[1], &[]));
             let mut state = hand.state();
-            pauses.push(state.blocked_pause);
-            state.blocked_until = Instant::now();
+            pauses.push(state.blocked[0].until - now);
+            state.blocked[0].until = Instant::now();
         }
-        assert!(pauses[0] < pauses[1] && pauses[11] == LONGEST_BLOCKED_PAUSE && hand.is_blocked_for_long());
+        assert!(pauses[0] < pauses[3] && pauses[11] >= LONGEST_BLOCKED_PAUSE && hand.is_blocked_for_long());
         exchange(&hand, Lane::First, Answer::default());
         assert!(hand.is_empty() && !hand.is_blocked_for_long());
     }
