@@ -57,7 +57,8 @@ const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
 
 /// The same behind a pooler, which passes on no settings: for this transaction only. The server gives an exchange up before
 /// the worker does.
-const BEGIN: &str = "begin; set local lock_timeout = '1s'; set local statement_timeout = '50s'";
+const BEGIN: &str =
+    "begin isolation level read committed; set local lock_timeout = '1s'; set local statement_timeout = '50s'";
 
 /// How long the worker waits for an open transaction that adds a task of its own: hardly at all.
 const BEGIN_BRIEFLY: &str = "begin; set local lock_timeout = '20ms'";

@@ -184,13 +184,15 @@ impl Worker {
 
     /// Registers the worker, if its recovery is on, and waits for the database if it is not ready.
     async fn register(&self, startup: &mut Startup) -> Result<Option<Heartbeat>, Error> {
-        while self.settings.recovery.enabled {
+        if !self.settings.recovery.enabled {
+            return Ok(None);
+        }
+        loop {
             match Heartbeat::start(&self.settings, self.surroundings.clone(), self.tasks.subscribe()).await {
                 Ok(heartbeat) => return Ok(Some(heartbeat)),
                 Err(error) => startup.wait_after(error).await?,
             }
         }
-        Ok(None)
     }
 
     fn under_another_name(&self) -> Worker {
