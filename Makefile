@@ -21,7 +21,7 @@ model: ## Check the model of the protocol between workers and database, in every
 	cargo test --locked -p graphile_worker_model
 
 interop: postgres npm pip ## Test beside the real Node package and Python drivers (needs npm and pip)
-	cargo test --locked -p graphile_worker_interop
+	cargo test --locked --no-fail-fast -p graphile_worker_interop
 
 matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (Linux x64, needs npm)
 	for version in 12 18; do \

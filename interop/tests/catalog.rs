@@ -76,6 +76,7 @@ const OURS: [&str; 61] = [
     "function _rs_forget_workers",
     "function _rs_give_up",
     "function _rs_hold_name",
+    "function _rs_is_removed",
     "function _rs_job_names",
     "function _rs_job_problem",
     "function _rs_job_queue_id",
