@@ -52,13 +52,15 @@ const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// How long a statement waits for a lock. An exchange waits for no row; the table may be locked by `alter table` and others.
-const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "1s");
+/// How long a statement waits for a lock. An exchange asks to wait for no row, but PostgreSQL does in one case: if a row that
+/// is skipped becomes free at that moment and another transaction takes it. The worker must give up long before the
+/// other side of a deadlock does (`deadlock_timeout`, a second by default). The table may also be locked by `alter table`.
+const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "100ms");
 
 /// The same behind a pooler, which passes on no settings: for this transaction only. The server gives an exchange up before
 /// the worker does.
 const BEGIN: &str =
-    "begin isolation level read committed; set local lock_timeout = '1s'; set local statement_timeout = '50s'";
+    "begin isolation level read committed; set local lock_timeout = '100ms'; set local statement_timeout = '50s'";
 
 /// How long the worker waits for an open transaction that adds a task of its own: hardly at all.
 const BEGIN_BRIEFLY: &str = "begin; set local lock_timeout = '20ms'";

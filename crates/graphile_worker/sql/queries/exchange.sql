@@ -4,7 +4,8 @@
 -- was claimed, or whole hours later, as `keep_locks_fresh.sql` leaves it. (It is one `case`, because a planner that sees
 -- locked_by alone may prefer to read the whole table for the few rows of this worker.)
 --
--- Locks: every row with `skip locked`. An exchange never waits for a row, so it can be part of no deadlock. Rows that
+-- Locks: every row with `skip locked`, so that an exchange does not wait for a row while it holds others (but for one case,
+-- see `LOCK_TIMEOUT` in exchange.rs). Rows that
 -- another transaction has locked are not written; the last row of the result names them, and the worker reports them
 -- again. Such a lock may be an application's, or last only a moment: a claim with an older snapshot locks a row before it
 -- sees that the row is taken. A queue stays locked while this worker has jobs of it, and passes from one of its jobs to

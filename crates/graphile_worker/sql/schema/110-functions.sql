@@ -225,14 +225,41 @@ $$;
 -- Writes a job that has a key: a new row, or new contents for the one that holds the key. Claiming a
 -- job, replacing it and finishing it lock the same row, so whoever comes second sees what the first
 -- one did: the answer is always a job, and that job always carries the new event.
+--
+-- A caller that holds the rows of other jobs must not wait for this one, which could be a deadlock: it gets the error GWAIT
+-- if another transaction has locked the row.
 create or replace function :"schema"._rs_put_keyed_job(
   id bigint, job_queue_id int, task_id int, payload json, priority int, run_at timestamptz,
-  max_attempts int, job_key text, flags text[], preserve_run_at boolean
+  max_attempts int, job_key text, flags text[], preserve_run_at boolean, holds_others boolean
 ) returns :"schema"._private_jobs language plpgsql as $$
 declare
   job _private_jobs;
 begin
   for attempt in 1..1000 loop
+    if holds_others then
+      insert into _private_jobs (id, job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+        overriding system value
+      values (
+        id,
+        job_queue_id,
+        task_id,
+        coalesce(payload, '{}'),
+        coalesce(priority, 0),
+        coalesce(run_at, now()),
+        coalesce(max_attempts, 25),
+        job_key,
+        case when flags is not null then _rs_flags_object(flags) end
+      )
+      on conflict (key) do nothing
+      returning * into job;
+      if found then
+        return job;
+      end if;
+      perform from _private_jobs where key = job_key for update skip locked;
+      if not found then
+        raise sqlstate 'GWAIT';
+      end if;
+    end if;
     insert into _private_jobs as jobs
       (id, job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
       overriding system value
@@ -370,7 +397,7 @@ begin
   else
     job := _rs_put_keyed_job(
       _rs_next_job_id(), job_queue_id, task_id, payload, priority, run_at, max_attempts, job_key, flags,
-      job_key_mode = 'preserve_run_at'
+      job_key_mode = 'preserve_run_at', false
     );
   end if;
 
@@ -458,15 +485,9 @@ begin
         from unnest(specs) with ordinality as spec
         order by job_key, ordinality
       loop
-        if exists (select from _private_jobs where key = item.job_key) then
-          perform from _private_jobs where key = item.job_key for update skip locked;
-          if not found then
-            raise sqlstate 'GWAIT';
-          end if;
-        end if;
         perform _rs_put_keyed_job(
           ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
-          item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at
+          item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at, item.job_key is not null
         );
       end loop;
       exit;
