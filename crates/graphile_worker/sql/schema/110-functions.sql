@@ -237,6 +237,11 @@ declare
 begin
   for attempt in 1..1000 loop
     if holds_others then
+      -- An insert would wait for a transaction that is deleting the job with this key.
+      perform from _private_jobs where key = job_key for update skip locked;
+      if not found and exists (select from _private_jobs where key = job_key) then
+        raise sqlstate 'GWAIT';
+      end if;
       insert into _private_jobs (id, job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
         overriding system value
       values (
@@ -564,7 +569,8 @@ as $$
     order by id
     for update
   )
-  delete from _private_jobs as jobs using chosen where jobs.id = chosen.id
+  -- All are locked before the first is deleted.
+  delete from _private_jobs as jobs where jobs.id = any (array(select id from chosen))
   returning jobs.*
 $$;
 
