@@ -1,7 +1,7 @@
 //! When to ask the database for jobs. One rule, without I/O: at once after a full claim or a wake-up, soon if others had
 //! locked what is due, otherwise when the next job is due or the poll interval is over.
 //!
-//! Whether there is room for jobs at all is not decided here: see `inflight` and `ClaimSize`.
+//! How many jobs there is room for is not decided here: see `hand`, and `Pace` in `exchange`.
 
 use std::time::{Duration, Instant};
 
