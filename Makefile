@@ -1,10 +1,13 @@
 # Two commands on a fresh machine: `make demo` shows it working, `make test` tests it all.
-.PHONY: help test repeat check model interop matrix bench torture torture-ci demo postgres npm pip
+.PHONY: help test repeat check model interop port-snippets matrix bench torture torture-ci torture-kept demo programs npm pip
+
+# Most tests wait for something most of the time, so several run for each core.
+export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 
 help: ## What can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-test: postgres ## Run the whole test suite, on a private PostgreSQL
+test: programs ## Run the whole test suite, on a private PostgreSQL
 	cargo test --locked --no-fail-fast --features graphile_worker/tokio-postgres
 
 # TIMES=10 BUSY=6 make repeat: ten times, beside six busy loops.
@@ -20,33 +23,42 @@ check: ## Formatting, lints, documentation; dependencies too where cargo-deny is
 model: ## Check the model of the protocol between workers and database, in every order of events
 	cargo test --locked -p graphile_worker_model
 
-interop: postgres npm pip ## Test beside the real Node package and Python drivers (needs npm and pip)
+interop: programs npm pip ## Test beside the real Node package, Rust port and Python drivers (needs npm and pip)
+	cargo build --locked --manifest-path bench/rust_port/Cargo.toml --bin rust_port
 	cargo test --locked --no-fail-fast -p graphile_worker_interop
 
+port-snippets: ## Count the snippets of the Rust port's guide that compile against this library
+	python3 interop/port_snippets.py --keep 207
+
 matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (Linux x64, needs npm)
-	for version in 12 18; do \
-	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin cargo test --locked -p graphile_worker || exit; \
-	done
+	failed=; for version in 12 18; do \
+	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin \
+	    cargo test --locked --no-fail-fast -p graphile_worker || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed on PostgreSQL$$failed" >&2; exit 1; fi
 
 # BENCH="drain latency --rounds 5" chooses, BENCH=--help says what there is.
-bench: postgres npm ## Measure beside the limit and the peers (about half an hour, needs npm)
+bench: programs npm ## Measure beside the limit and the peers (about half an hour, needs npm)
 	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
 	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
 
 # TORTURE="--minutes 30 --seed 7" chooses, TORTURE=--help lists all options.
-torture: postgres ## Break workers, connections and the server under load, then check every promise
+torture: programs ## Break workers, connections and the server under load, then check every promise
 	cargo run --locked --quiet -p graphile_worker_torture -- $(TORTURE)
 
-torture-ci: postgres ## The same with fixed seeds, in about 80 seconds
+torture-ci: programs npm ## The same with some kept seeds, and once beside Node's workers, in about 100 seconds (needs npm)
 	cargo run --locked --quiet -p graphile_worker_torture -- --short
 
-demo: postgres ## A worker on a private PostgreSQL runs a folder of tasks, for twenty seconds
+torture-kept: programs npm ## The same with every seed that ever failed (a quarter of an hour, needs npm)
+	cargo run --locked --quiet -p graphile_worker_torture -- --kept
+
+demo: programs ## A worker on a private PostgreSQL runs a folder of tasks, for twenty seconds
 	cargo build --locked -p graphile_worker_cli --bins --examples
 	cargo run --locked --quiet -p graphile_worker_cli --example demo
 
-# The programs of a PostgreSQL server, from the system's package manager where there are none.
-postgres:
-	@scripts/ensure-postgres
+# A PostgreSQL server, PgBouncer and shells, from the system's package manager if they are missing.
+programs:
+	@scripts/install-test-programs
 
 # The pinned packages of interop/, from npm.
 npm: interop/node_modules/.installed

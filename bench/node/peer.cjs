@@ -1,7 +1,7 @@
 // Node's graphile-worker as a contestant: the same commands, and the same lines on stdin and stdout, as the others
 // (see bench/src/child.rs). The package is the one that interop/ pins.
 //   node peer.cjs VARIANT COMMAND URL [NUMBER]
-// VARIANT is `default`, `tuned`, or `sql` (adds only: the SQL function, without the package's own addJob).
+// VARIANT is `default`, `tuned`, `one` (one job at a time), or `sql` (adds only: the SQL function, without the package's own addJob).
 const path = require("node:path");
 const readline = require("node:readline");
 const { createRequire } = require("node:module");
@@ -63,7 +63,7 @@ const tuned = { localQueue: { size: 500 }, completeJobBatchDelay: 0, failJobBatc
 const options = {
   connectionString,
   taskList,
-  concurrency: 24,
+  concurrency: variant === "one" ? 1 : 24,
   noHandleSignals: true,
   logger: new Logger(() => () => {}),
   ...(variant === "tuned" ? { preset: { worker: tuned } } : {}),
@@ -72,9 +72,9 @@ const options = {
 async function runUntilTold() {
   await ready();
   const runner = await run(options);
-  let said = 0;
+  let reported = 0;
   const ticks = setInterval(() => {
-    if (ran.jobs !== said) say(`at ${(said = ran.jobs)}`);
+    if (ran.jobs !== reported) say(`at ${(reported = ran.jobs)}`);
   }, 20);
   await lines.next();
   clearInterval(ticks);
@@ -128,7 +128,7 @@ const commands = {
   },
   async adds() {
     const pool = new Pool({ connectionString, max: CLIENTS });
-    // Without a listener the package warns, and whoever reads stderr wonders.
+    // Without a listener, the package prints a warning that would confuse readers of stderr.
     pool.on("error", console.error);
     pool.on("connect", (client) => client.on("error", console.error));
     const utils = await makeWorkerUtils({ ...options, connectionString: undefined, pgPool: pool });

@@ -1,8 +1,9 @@
--- Puts jobs into the table as they would be after that many adds, in the order of their numbers.
+-- Inserts jobs as that many adds would, in the order of their numbers.
 --
 --  $1 task                $2 how many jobs       $3 seconds from now until the last of them is due
 --  $4 priority            $5 attempts (25: failed for good)
 --  $6 over how many named queues they are spread, one after the other; 0 for none
+--  $7 how many bytes a payload has besides; they are all the same, so that PostgreSQL compresses them as well as it can
 with named as (
   insert into graphile_worker._private_job_queues (queue_name)
   select 'queue ' || n from generate_series(1, $6::int) as n
@@ -13,7 +14,11 @@ with named as (
 insert into graphile_worker._private_jobs (task_id, payload, run_at, priority, attempts, job_queue_id)
 select
   tasks.id,
-  case when $6::int > 0 then json_build_object('id', n, 'queue', n % $6::int) else json_build_object('id', n) end,
+  case
+    when $6::int > 0 then json_build_object('id', n, 'queue', n % $6::int)
+    when $7::int > 0 then json_build_object('id', n, 'text', repeat('x', $7::int))
+    else json_build_object('id', n)
+  end,
   -- One after the other: not every peer breaks ties by id.
   now() + make_interval(secs => $3::float8) - ($2::int - n) * interval '1 microsecond',
   $4::int,

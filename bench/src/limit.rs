@@ -1,5 +1,5 @@
-//! The limit: plain SQL on our schema over so many connections, with no task logic around it. What the worker can hope
-//! for and no more.
+//! The limit: plain SQL on our schema, over one or more connections, without any task logic. The worker cannot be
+//! faster than this.
 
 use crate::Failure;
 use crate::protocol::{self, Task, ready, unix_seconds};
@@ -9,10 +9,10 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinSet;
 
-/// As many as the worker's largest claim.
+/// The size of the worker's largest claim.
 const BATCH: i32 = 1000;
 
-/// How many bytes of COPY go into one message.
+/// Bytes of COPY data per message.
 const COPY_CHUNK: usize = 1 << 20;
 
 pub(crate) async fn run(task: &Task, connections: usize) -> Result<(), Failure> {
@@ -43,7 +43,7 @@ async fn drain(task: &Task, connections: usize) -> Result<Value, Failure> {
     Ok(json!({ "jobs": jobs, "last": unix_seconds() }))
 }
 
-/// Deletes the batch before and claims the next, until there is nothing left.
+/// Deletes the previous batch and claims the next one, until no job is left.
 async fn drain_on(mut connection: PgConnection, worker: String) -> Result<usize, Failure> {
     let tasks: Vec<i32> =
         sqlx::query_scalar("select id from graphile_worker._private_tasks").fetch_all(&mut connection).await?;

@@ -1,8 +1,8 @@
-//! Measures the worker beside the limit of PostgreSQL and its peers, in one alternating run on a private server.
+//! Compares the worker with the limit of PostgreSQL and with its peers, which take turns on a private server.
 //!
-//! Each contestant is a process of its own (`child`), started by the controller (`scenarios`), which copies a database
-//! for it (`server`) and reads from outside what it used (`usage`). Ours and the limit are this program again
-//! (`ours`, `limit`); Node's is `bench/node/peer.cjs`, the Rust port's is `bench/rust_port`.
+//! Each contestant is a process (`child`). The controller (`scenarios`) starts it, copies a database for it (`server`),
+//! and measures its CPU time and memory from outside (`usage`). Our worker and the limit are this same program (`ours`,
+//! `limit`); Node's worker is `bench/node/peer.cjs`, the Rust port is `bench/rust_port`.
 
 mod child;
 mod contestant;
@@ -24,24 +24,24 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Whatever went wrong, as a sentence with its sources.
+/// Any error, printed with its sources.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Measures graphile_worker beside the limit of PostgreSQL and its peers.
+/// Compares graphile_worker with the limit of PostgreSQL and with its peers.
 #[derive(Parser)]
 struct Arguments {
     /// What to measure [default: all but `churn`]
     scenarios: Vec<Scenario>,
-    /// How often each contestant has its turn
+    /// Number of rounds; each contestant runs once per round
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// A tenth of the sizes, one round, results into target/bench-quick: checks that everything works
+    /// Smoke test: a tenth of the sizes, one round, results in target/bench-quick
     #[arg(long)]
     quick: bool,
-    /// How long each of the two runs of `churn` takes
+    /// Duration of each of the two runs of `churn`, in minutes
     #[arg(long, default_value_t = 3.0)]
     churn_minutes: f64,
-    /// The folder that gets RESULTS.md, results.json and plots/
+    /// Output folder for RESULTS.md, results.json and plots/ [default: bench]
     #[arg(long)]
     results: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// As a contestant.
+/// Runs as a contestant.
 async fn contest(arguments: &[String]) -> Result<(), Failure> {
     let task = protocol::Task::parse(arguments)?;
     match task.variant.strip_prefix("limit-") {
@@ -71,7 +71,7 @@ async fn contest(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// As the controller.
+/// Runs as the controller.
 async fn measure(arguments: Arguments) -> Result<(), Failure> {
     let chosen = match &arguments.scenarios[..] {
         [] => Scenario::usual(),
@@ -88,9 +88,9 @@ async fn measure(arguments: Arguments) -> Result<(), Failure> {
     let bench = Bench::start(rounds, arguments.quick, churn).await?;
     let measured = tokio::select! {
         measured = measure_all(&bench, &chosen, &results) => measured,
-        _ = tokio::signal::ctrl_c() => Err("interrupted: what was complete is written".into()),
+        _ = tokio::signal::ctrl_c() => Err("interrupted: the results of finished scenarios are saved".into()),
     };
-    // Whatever happened, the server and its folder go.
+    // Stop the server and delete its folder, whatever happened.
     bench.finish().await?;
     measured?.print();
     Ok(())

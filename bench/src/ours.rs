@@ -1,12 +1,14 @@
-//! Our worker as a contestant.
+//! Our worker as a contestant: each command of the controller, run with the library. `protocol` talks to the
+//! controller.
 
 use crate::Failure;
 use crate::contestant::{NODE, folder};
-use crate::protocol::{self, Task, pause, ready, say, told, unix_seconds};
+use crate::protocol::{self, Task, line_received, pause, ready, send_line, unix_seconds};
 use graphile_worker::{
-    HostOptions, IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, Worker,
-    WorkerContext, WorkerOptions,
+    IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, Worker, WorkerContext,
+    WorkerOptions,
 };
+use graphile_worker_scripts::{HostOptions, TasksDir};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -16,15 +18,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// How many tasks call `add_raw_job` at the same time.
+/// Number of concurrent callers of `add_raw_job`.
 const ADDERS: usize = 32;
 
-/// In `churn`, how many jobs are added at a time, and how many may wait.
+/// In `churn`, the number of jobs added at a time, and the maximum number that wait.
 const STREAM_BATCH: u64 = 500;
 const STREAM_WAITING: u64 = 5_000;
 
 static JOBS: AtomicU64 = AtomicU64::new(0);
-/// When the last job ended, as the bits of seconds since 1970.
+/// When the last job ended: the bits of an `f64`, in seconds since 1970.
 static LAST: AtomicU64 = AtomicU64::new(0);
 static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
@@ -36,7 +38,7 @@ pub(crate) async fn run(task: &Task) -> Result<(), Failure> {
         "bulk_add" => bulk_add(task).await?,
         "drain" => drain(task).await?,
         "latency" => latency(task).await?,
-        "latency_sql" | "queues" => run_until_told(task).await?,
+        "latency_sql" | "queues" => run_until_stopped(task).await?,
         "start_stop" => start_stop(task).await?,
         "adds" => adds(task).await?,
         "churn" => churn(task).await?,
@@ -53,7 +55,9 @@ fn options(task: &Task) -> WorkerOptions {
         Err(_) => options,
     };
     let with_files = |options: WorkerOptions| {
-        options.tasks_dir(folder().join("tasks").join(tasks)).host_options(HostOptions::default().node(&*NODE))
+        options.task_source(
+            TasksDir::new(folder().join("tasks").join(tasks)).host_options(HostOptions::default().node(&*NODE)),
+        )
     };
     match (tasks, task.command.as_str()) {
         ("javascript", "drain") => with_files(options),
@@ -85,11 +89,11 @@ async fn drain(task: &Task) -> Result<Value, Failure> {
     Ok(what_ran())
 }
 
-async fn run_until_told(task: &Task) -> Result<Value, Failure> {
+async fn run_until_stopped(task: &Task) -> Result<Value, Failure> {
     let worker = Arc::new(options(task).init().await?);
     ready().await?;
     let running = start(&worker);
-    say_how_far_until_told().await?;
+    report_progress_until_stopped().await?;
     worker.request_shutdown();
     running.await??;
     Ok(what_ran())
@@ -143,7 +147,7 @@ async fn adds(task: &Task) -> Result<Value, Failure> {
     Ok(json!({ "jobs": jobs, "last": unix_seconds() }))
 }
 
-/// A stream of jobs as fast as they run, until told.
+/// Adds jobs as fast as they run, until `stop`.
 async fn churn(task: &Task) -> Result<Value, Failure> {
     let worker = Arc::new(options(task).init().await?);
     let utils = worker.create_utils();
@@ -161,7 +165,7 @@ async fn churn(task: &Task) -> Result<Value, Failure> {
             }
         }
     });
-    say_how_far_until_told().await?;
+    report_progress_until_stopped().await?;
     if adding.is_finished() {
         adding.await??;
     } else {
@@ -181,16 +185,16 @@ fn start(worker: &Arc<Worker>) -> JoinHandle<Result<(), graphile_worker::Error>>
     tokio::spawn(async move { worker.run().await })
 }
 
-async fn say_how_far_until_told() -> Result<(), Failure> {
-    let told = tokio::spawn(told());
+async fn report_progress_until_stopped() -> Result<(), Failure> {
+    let stop = tokio::spawn(line_received());
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
-    let mut said = 0;
-    while !told.is_finished() {
+    let mut reported = 0;
+    while !stop.is_finished() {
         ticks.tick().await;
         let jobs = JOBS.load(Ordering::Relaxed);
-        if jobs != said {
-            said = jobs;
-            say(&format!("at {jobs}"));
+        if jobs != reported {
+            reported = jobs;
+            send_line(&format!("at {jobs}"));
         }
     }
     Ok(())
@@ -208,31 +212,31 @@ fn what_ran() -> Value {
     })
 }
 
-/// How many jobs tasks/javascript/trivial.js has counted in all hosts, and when the last ended.
+/// The number of jobs that tasks/javascript/trivial.js has counted in all hosts, and when the last one ended.
 fn ran_in_hosts() -> (u64, f64) {
-    let text = written_down("ran").unwrap_or_default();
+    let text = take_measurements("ran").unwrap_or_default();
     let hosts = text.lines().filter_map(|line| line.split_once(' '));
     let hosts = hosts.filter_map(|(jobs, last)| Some((jobs.parse::<u64>().ok()?, last.parse::<f64>().ok()?)));
     hosts.fold((0, 0.0), |(all, latest), (jobs, last)| (all + jobs, last.max(latest)))
 }
 
-/// Those that handlers measured here, or that tasks/javascript/timed.js measured in its host.
+/// The latencies that the handlers in this process measured, or that tasks/javascript/timed.js measured in its host.
 fn latencies() -> Vec<f64> {
-    match written_down("latencies") {
+    match take_measurements("latencies") {
         Some(text) => text.lines().filter_map(|line| line.parse().ok()).collect(),
         None => lock(&LATENCIES).clone(),
     }
 }
 
-/// What files have left for the worker whose hosts ran them.
-fn written_down(what: &str) -> Option<String> {
+/// Reads and deletes the file into which task files write their measurements for this worker.
+fn take_measurements(what: &str) -> Option<String> {
     let file = std::env::temp_dir().join(format!("graphile-worker-bench-{what}-{}", std::process::id()));
     let text = std::fs::read_to_string(&file).ok()?;
     let _ = std::fs::remove_file(file);
     Some(text)
 }
 
-/// Other files do not count: it is done for them when they have ended.
+/// Counts the job for task files that do not count themselves.
 fn file_ended(ended_job: &JobEventContext) {
     ended();
     if &*ended_job.job.task_identifier == Timed::IDENTIFIER {
@@ -241,7 +245,7 @@ fn file_ended(ended_job: &JobEventContext) {
 }
 
 fn timed_started() {
-    say(&format!("at {}", JOBS.load(Ordering::Relaxed)));
+    send_line(&format!("at {}", JOBS.load(Ordering::Relaxed)));
     STARTED.notify_one();
 }
 
@@ -254,7 +258,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does nothing but count.
+/// A task that only counts its jobs.
 #[derive(Serialize, Deserialize)]
 struct Trivial {}
 
@@ -266,7 +270,7 @@ impl TaskHandler for Trivial {
     }
 }
 
-/// Says how long ago it was added.
+/// A task that measures how long ago its job was added.
 #[derive(Serialize, Deserialize)]
 struct Timed {
     at: f64,
@@ -283,7 +287,7 @@ impl TaskHandler for Timed {
     }
 }
 
-/// Checks that its queue runs in order, one at a time.
+/// A task that checks that its queue runs in order, one job at a time.
 #[derive(Serialize, Deserialize)]
 struct Ordered {
     id: i64,
@@ -295,14 +299,14 @@ impl TaskHandler for Ordered {
 
     async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {
         lock(&ORDER).begin(self.queue, self.id);
-        // Gives another job of the queue the chance to be where it must not be.
+        // Give another job of the queue the chance to overlap, which must not happen.
         tokio::task::yield_now().await;
         lock(&ORDER).end(self.queue);
         ended();
     }
 }
 
-/// For each queue the job that ran last and how many run; over all of them, what was wrong.
+/// For each queue, the last job and the number of running jobs; for all queues, the violations.
 #[derive(Default)]
 struct Order {
     queues: HashMap<i64, (i64, i64)>,

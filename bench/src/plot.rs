@@ -1,15 +1,15 @@
-//! Plots as SVG: horizontal bars, and lines over time. Legible on a light and on a dark page.
+//! Plots as SVG: horizontal bars, and lines over time. Readable on light and dark pages.
 
 use crate::figures::short;
 use serde::{Deserialize, Serialize};
 
-/// A picture of some figures.
+/// A plot.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Plot {
-    /// Of the file.
+    /// The name of the file.
     pub(crate) name: String,
     pub(crate) title: String,
-    /// Of the values.
+    /// The unit of the values.
     pub(crate) unit: String,
     pub(crate) shape: Shape,
 }
@@ -30,7 +30,7 @@ impl Default for Shape {
 pub(crate) struct Bar {
     pub(crate) label: String,
     pub(crate) value: f64,
-    /// Whether it is ours: those stand out.
+    /// Whether it is our worker, which is highlighted.
     pub(crate) ours: bool,
 }
 
@@ -47,7 +47,7 @@ const TOP: f64 = 44.0;
 const HEIGHT_OF_LINES: f64 = 260.0;
 const COLOURS: [&str; 4] = ["#2f81f7", "#d2832a", "#3fa45b", "#a371f7"];
 
-// Middle greys, readable on white and on black, where a viewer does not say which it shows.
+// Middle greys are readable on white and black, for viewers that do not report their colour scheme.
 const STYLE: &str = "\
 text { font: 13px system-ui, sans-serif; fill: #6e7781 } .title { font-weight: 600; font-size: 14px } \
 .axis { stroke: #8c959f; stroke-width: 1 } .grid { stroke: #8c959f; stroke-opacity: .25 } \
@@ -128,7 +128,7 @@ impl Plot {
     }
 }
 
-/// The end of an axis that has room for all values, and a number that divides well.
+/// The end of an axis: a round number that is at least as large as all values.
 fn nice_top(values: impl Iterator<Item = f64>) -> f64 {
     let highest = values.fold(0.0, f64::max);
     if highest <= 0.0 {

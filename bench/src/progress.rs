@@ -1,4 +1,4 @@
-//! What is said while it runs: a bar in a terminal, lines elsewhere.
+//! Progress of a scenario: a bar on a terminal, lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
@@ -20,12 +20,12 @@ impl Progress {
         Progress { title: title.to_owned(), bar }
     }
 
-    /// What comes next.
+    /// Shows the step that starts.
     pub(crate) fn begin(&self, step: &str) {
         self.bar.set_message(step.to_owned());
     }
 
-    /// What came of it.
+    /// Prints the result of the step.
     pub(crate) fn end(&self, result: &str) {
         let step = self.bar.message();
         if self.bar.is_hidden() {

@@ -1,12 +1,12 @@
-//! The contestant's side of the conversation: `ready`, wait for a line, `at N` on the way, figures at the end.
-//! The controller's side is `child`. Ours and the limit use this; the peers have the same in their own programs.
+//! The contestant's side of the protocol that `child` describes: send `ready`, wait for a line, report `at N`, send the
+//! results. Our worker and the limit use this file; the peers implement the same in their own programs.
 
 use crate::Failure;
 use serde_json::Value;
 use std::io::{BufRead, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a contestant is started for.
+/// The task of a contestant, from its arguments.
 pub(crate) struct Task {
     pub(crate) variant: String,
     pub(crate) command: String,
@@ -32,41 +32,41 @@ impl Task {
     }
 
     pub(crate) fn unknown_command(&self) -> Failure {
-        format!("the command is {:?}, which {} does not know", self.command, self.variant).into()
+        format!("unknown command {:?} for {}", self.command, self.variant).into()
     }
 }
 
-/// Says that everything is prepared, and waits for the word.
+/// Sends `ready` and waits for `go`.
 pub(crate) async fn ready() -> Result<(), Failure> {
-    say("ready");
-    Ok(told().await?)
+    send_line("ready");
+    Ok(line_received().await?)
 }
 
-/// Waits for a line of the controller.
-pub(crate) async fn told() -> Result<(), tokio::task::JoinError> {
+/// Waits for a line from the controller.
+pub(crate) async fn line_received() -> Result<(), tokio::task::JoinError> {
     tokio::task::spawn_blocking(|| {
-        // A controller that is gone says nothing more.
+        // The controller is gone.
         let _ = std::io::stdin().lock().read_line(&mut String::new());
     })
     .await
 }
 
-/// Says the figures, and stays until the controller has read what this process has used.
+/// Sends the results, and waits until the controller has read this process's CPU time and memory.
 pub(crate) fn finish(figures: &Value) -> Result<(), Failure> {
-    say(&figures.to_string());
+    send_line(&figures.to_string());
     for line in std::io::stdin().lock().lines() {
         line?;
     }
     Ok(())
 }
 
-pub(crate) fn say(line: &str) {
+pub(crate) fn send_line(line: &str) {
     let mut stdout = std::io::stdout().lock();
-    // A controller that is gone needs no answer.
+    // Ignore the error: the controller is gone.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
-/// Between two samples of a latency: spread over 5 to 25 ms, the same for every contestant.
+/// The pause before a latency sample: from 5 to 25 ms, the same sequence for every contestant.
 pub(crate) fn pause(sample: u64) -> Duration {
     Duration::from_millis(5 + sample * 7919 % 21)
 }

@@ -1,5 +1,5 @@
-//! What is kept of a run: results.json holds every scenario's last figures; the part of RESULTS.md between two marks,
-//! and the plots, are written from it. So a run of some scenarios replaces only theirs, and words written by hand stay.
+//! The results: results.json holds the last results of every scenario. The plots, and the part of RESULTS.md between
+//! two markers, are generated from it. A run of some scenarios replaces only theirs, and text written by hand stays.
 
 use crate::Failure;
 use crate::plot::Plot;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 const BEGIN: &str = "<!-- Written by `make bench`, from here: -->";
 const END: &str = "<!-- to here. -->";
 
-/// One scenario's figures.
+/// The results of one scenario.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Section {
-    /// Its place in the file.
+    /// Its position in the file.
     pub(crate) order: usize,
     pub(crate) title: String,
     /// How it was measured.
@@ -24,11 +24,11 @@ pub(crate) struct Section {
     pub(crate) rows: Vec<Vec<String>>,
     pub(crate) plots: Vec<Plot>,
     pub(crate) goals: Vec<Goal>,
-    /// On which machine, with which versions, when.
+    /// The machine, the versions and the date.
     pub(crate) measured: String,
 }
 
-/// Something that must be reached.
+/// A goal and whether it was met.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -83,7 +83,7 @@ impl Section {
     }
 }
 
-/// The results' folder, and what this run has put into it.
+/// The results folder, and the results of this run.
 pub(crate) struct Report {
     folder: PathBuf,
     measured: String,
@@ -101,13 +101,13 @@ impl Report {
         Ok(Report { folder: folder.to_owned(), measured, sections, new: Vec::new() })
     }
 
-    /// Writes at once, so that a run that is interrupted has not been for nothing.
+    /// Writes the files after each scenario, so that an interrupted run keeps its results.
     pub(crate) fn keep(&mut self, section: Section) -> Result<(), Failure> {
         let section = Section { measured: self.measured.clone(), ..section };
         for plot in &section.plots {
             fs::write(self.folder.join("plots").join(format!("{}.svg", plot.name)), plot.svg())?;
         }
-        // Not by their place, which moves when a scenario comes between others.
+        // Match by title, because the position changes when a scenario is added.
         self.sections.retain(|earlier| earlier.title != section.title);
         self.sections.push(section.clone());
         self.sections.sort_by_key(|section| section.order);
@@ -118,7 +118,7 @@ impl Report {
         Ok(fs::write(&path, replaced(&before, &generated(&self.sections)))?)
     }
 
-    /// The figures of this run, and whether they are what they must be.
+    /// Prints the results of this run, and whether the goals are met.
     pub(crate) fn print(&self) {
         for section in &self.new {
             println!("\n{}\n{}", section.title, section.table());
@@ -159,7 +159,7 @@ fn markdown_table(header: &[String], rows: &[Vec<String>]) -> String {
     line(header) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
 }
 
-/// What stands between the marks is replaced; where there are none, they come to the end.
+/// Replaces the text between the markers, or appends it with markers if there are none.
 fn replaced(file: &str, generated: &str) -> String {
     let (before, rest) = file.split_once(BEGIN).unwrap_or((file, ""));
     let after = rest.split_once(END).map_or("", |(_, after)| after);
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stands_between_the_marks_is_replaced() {
+    fn only_the_text_between_the_markers_is_replaced() {
         let first = replaced("# By hand\n", "one\n");
         assert_eq!(first, format!("# By hand\n\n{BEGIN}\n\none\n\n{END}\n"));
         let second = replaced(&format!("{first}\nMore by hand\n"), "two\n");

@@ -1,5 +1,5 @@
-//! The private PostgreSQL: a fresh database for every run, copied from one in which the contestant itself has
-//! installed its schema.
+//! The private PostgreSQL: a fresh database for every run, copied from a template in which the contestant has installed
+//! its schema.
 
 use crate::Failure;
 use crate::child::Child;
@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::collections::HashSet;
 use tokio::sync::Mutex;
 
-/// How the worker's own connections are set: the same as `OWN_CONNECTIONS` of the library's options.rs.
+/// The settings of the worker's own connections: the same as `OWN_CONNECTIONS` in the library.
 pub(crate) fn as_the_worker_connects(options: PgConnectOptions) -> PgConnectOptions {
     options.options([
         ("plan_cache_mode", "force_generic_plan"),
@@ -25,11 +25,11 @@ pub(crate) fn as_the_worker_connects(options: PgConnectOptions) -> PgConnectOpti
     ])
 }
 
-/// A PostgreSQL of our own, with its default settings, in a folder that goes away with it.
+/// A private PostgreSQL with default settings, in a folder that is deleted with it.
 pub(crate) struct Server {
     cluster: Cluster,
     postmaster: u32,
-    /// Whose schema is already installed in a database to copy from.
+    /// The schemas for which a template database exists.
     installed: Mutex<HashSet<Home>>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Database {
     pub(crate) options: PgConnectOptions,
 }
 
-/// Jobs to put into the table; see fill.sql.
+/// Jobs to insert into the table; see fill.sql.
 pub(crate) struct Jobs {
     pub(crate) task: &'static str,
     pub(crate) count: u64,
@@ -47,15 +47,17 @@ pub(crate) struct Jobs {
     pub(crate) priority: i32,
     pub(crate) attempts: i32,
     pub(crate) queues: u64,
+    /// How many bytes a payload has besides.
+    pub(crate) bytes: u64,
 }
 
 impl Jobs {
-    /// Jobs that can run now, in no queue.
+    /// Jobs that are due, without a queue.
     pub(crate) fn ready(count: u64) -> Jobs {
-        Jobs { task: "trivial", count, due_in_seconds: 0.0, priority: 0, attempts: 0, queues: 0 }
+        Jobs { task: "trivial", count, due_in_seconds: 0.0, priority: 0, attempts: 0, queues: 0, bytes: 0 }
     }
 
-    /// Jobs that can run now, spread over named queues.
+    /// Jobs that are due, spread over named queues.
     pub(crate) fn queued(count: u64, queues: u64) -> Jobs {
         Jobs { task: "ordered", queues, ..Jobs::ready(count) }
     }
@@ -83,12 +85,12 @@ impl Server {
         Ok(version.split_whitespace().next().unwrap_or_default().to_owned())
     }
 
-    /// What all its processes have used so far, in seconds.
+    /// CPU seconds of all its processes so far.
     pub(crate) fn processor_seconds(&self) -> Result<f64, Failure> {
         usage::of_family(self.postmaster)
     }
 
-    /// A setting of the whole server, or its default again.
+    /// Changes a setting of the whole server, or resets it to its default.
     pub(crate) async fn set(&self, name: &str, value: Option<&str>) -> Result<(), Failure> {
         match value {
             Some(value) => self.maintain(&format!("alter system set {name} = '{value}'")).await?,
@@ -97,7 +99,7 @@ impl Server {
         self.maintain("select pg_reload_conf()").await
     }
 
-    /// The contestant's schema, with nothing in it but the tasks.
+    /// A new database with the contestant's schema and tasks, and no jobs.
     pub(crate) async fn fresh_database(&self, contestant: Contestant) -> Result<Database, Failure> {
         let template = self.template(contestant.home()).await?;
         let name = format!("{:?}", contestant.home()).to_lowercase() + "_" + contestant.variant();
@@ -113,7 +115,7 @@ impl Server {
             self.maintain(&format!("create database \"{name}\"")).await?;
             let database = self.database(&name);
             let mut installer = Child::start(home.installer(), "install", &database.url, 0).await?;
-            installer.say("go").await?;
+            installer.send_line("go").await?;
             installer.figures().await?;
             installer.end().await?;
             let mut connection = database.connect().await?;
@@ -148,12 +150,13 @@ impl Database {
             .bind(jobs.priority)
             .bind(jobs.attempts)
             .bind(i32::try_from(jobs.queues)?)
+            .bind(i32::try_from(jobs.bytes)?)
             .execute(&mut connection)
             .await?;
         Ok(connection.close().await?)
     }
 
-    /// Statistics and a clean start for the disk, so that no run pays for the filling.
+    /// Vacuums, analyzes and checkpoints, so that the run does not pay for filling the table.
     pub(crate) async fn settle(&self) -> Result<(), Failure> {
         self.run("vacuum analyze").await?;
         self.run("checkpoint").await

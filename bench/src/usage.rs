@@ -1,12 +1,12 @@
-//! What processes have used, from outside: processor time and memory, as Linux tells in /proc.
+//! CPU time and memory of other processes, read from Linux's /proc.
 
 use crate::Failure;
 use std::fs;
 
-/// /proc counts in hundredths of a second, whatever the kernel's own clock is.
+/// /proc counts in hundredths of a second, whatever the kernel's own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The fields of /proc/PID/stat that matter here.
+/// The fields of /proc/PID/stat that we need.
 struct Stat {
     parent: u32,
     group: u32,
@@ -14,8 +14,8 @@ struct Stat {
     ended_children: f64,
 }
 
-/// Seconds of processor time that a process and all its children have used, those that have ended included. Where one
-/// ends while we look, its time has moved to the parent's account, and we look again.
+/// CPU seconds of a process and all its children, including those that have exited. If a child exits while we read, its
+/// time moves to its parent, and we read again.
 pub(crate) fn of_family(parent: u32) -> Result<f64, Failure> {
     loop {
         let itself = stat(parent)?;
@@ -33,17 +33,17 @@ fn of_living_children(parent: u32) -> Result<f64, Failure> {
 
 fn living(which: impl Fn(&Stat) -> bool) -> Result<Vec<(u32, Stat)>, Failure> {
     let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    // A process may end while we look.
+    // A process may exit while we read.
     let stats = pids.filter_map(|pid| Some((pid, stat(pid).ok()?)));
     Ok(stats.filter(|(_, stat)| which(stat)).collect())
 }
 
-/// The processes that a process has started, and that have not ended.
+/// The running children of a process.
 pub(crate) fn children(parent: u32) -> Result<Vec<u32>, Failure> {
     Ok(living(|process| process.parent == parent)?.into_iter().map(|(pid, _)| pid).collect())
 }
 
-/// The processes of the group that this one leads.
+/// The processes in the group of this leader.
 pub(crate) fn group(leader: u32) -> Result<Vec<u32>, Failure> {
     Ok(living(|process| process.group == leader)?.into_iter().map(|(pid, _)| pid).collect())
 }
@@ -52,12 +52,12 @@ pub(crate) fn parent(pid: u32) -> Result<u32, Failure> {
     Ok(stat(pid)?.parent)
 }
 
-/// The most memory that a process had resident, in bytes.
+/// Peak resident memory of a process, in bytes.
 pub(crate) fn peak_memory(pid: u32) -> Result<u64, Failure> {
     bytes(pid, "VmHWM")
 }
 
-/// The memory that a process has resident now, in bytes.
+/// Current resident memory of a process, in bytes.
 pub(crate) fn memory(pid: u32) -> Result<u64, Failure> {
     bytes(pid, "VmRSS")
 }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_name_with_spaces_and_parentheses_does_not_move_the_fields() {
-        let stat = parse("7 (a (b) c) S 3 7 7 0 -1 0 0 0 0 0 150 50 300 100 20 0").expect("legal");
+        let stat = parse("7 (a (b) c) S 3 7 7 0 -1 0 0 0 0 0 150 50 300 100 20 0").expect("valid");
         assert_eq!((stat.parent, stat.group, stat.own, stat.ended_children), (3, 7, 2.0, 4.0));
     }
 
@@ -110,6 +110,6 @@ mod tests {
         assert!(children.contains(&child.id()), "{children:?}");
         assert!(memory(child.id()).expect("readable") > 1024);
         drop(child.stdin.take());
-        child.wait().expect("an end");
+        child.wait().expect("exited");
     }
 }

@@ -68,6 +68,7 @@ pub struct Ended {
 }
 
 /// A command line that runs. Dropped, it is killed.
+#[derive(Debug)]
 pub struct AtWork {
     child: Child,
     log: Arc<Mutex<String>>,

@@ -1,11 +1,13 @@
-//! What the tests beside the real Node package need: a Node that is new enough, the pinned releases,
-//! and databases. `make interop` installs the packages first.
+//! What the tests beside the real Node package and the real Rust port need: a Node that is new enough, the pinned
+//! releases, and databases. `make interop` installs the packages, and builds the port, first.
 
 mod command_line;
+mod rust_port;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 pub use command_line::{AtWork, CommandLine, Ended};
-use graphile_worker_devdb::{Cluster, TestDatabase};
+use graphile_worker_devdb::{Cluster, PgBouncer, TestDatabase};
+pub use rust_port::RustPort;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
 use std::io::{BufRead, BufReader, Write};
@@ -19,7 +21,7 @@ use tokio::sync::mpsc;
 const LOWEST_NODE: (u32, u32) = (22, 18);
 
 /// How long anything that is waited for may take: on a busy machine it takes a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 static CLUSTER: LazyLock<Cluster> =
     LazyLock::new(|| Cluster::for_tests().unwrap_or_else(|error| panic!("no PostgreSQL for the tests: {error}")));
@@ -66,6 +68,7 @@ pub fn project(name: &str) -> PathBuf {
 }
 
 /// A database, and Node's programs pointed at it.
+#[derive(Debug)]
 pub struct Db {
     /// For the test's own statements.
     pub pool: PgPool,
@@ -104,6 +107,14 @@ impl Db {
     pub fn node_tries_to_migrate(&self, package: &str) -> Output {
         let cli = modules().join(package).join("dist/cli.js");
         node(&cli, &["-c", self.database.url(), "-s", "graphile_worker", "--schema-only"])
+    }
+
+    /// A PgBouncer in transaction mode, otherwise with its defaults, and the connection string there.
+    pub fn pgbouncer(&self) -> (PgBouncer, String) {
+        let settings = [("pool_mode", "transaction"), ("default_pool_size", "3")];
+        let pooler = CLUSTER.pgbouncer(&settings).unwrap_or_else(|error| panic!("no PgBouncer for the tests: {error}"));
+        let url = pooler.url(self.database.name());
+        (pooler, url)
     }
 
     /// Its connection string.
@@ -179,6 +190,7 @@ impl Db {
 }
 
 /// A worker of Node's that keeps the time which it is told.
+#[derive(Debug)]
 pub struct NodeCron {
     child: Child,
     stdin: Option<ChildStdin>,

@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 62] = [
+const OURS: [&str; 71] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -59,8 +59,12 @@ const OURS: [&str; 62] = [
     "column _rs_recoveries.last_at",
     "column _rs_recoveries.times",
     "column _rs_workers.heartbeat_interval",
+    "column _rs_workers.host",
     "column _rs_workers.last_heartbeat_at",
     "column _rs_workers.level",
+    "column _rs_workers.pid",
+    "column _rs_workers.settings",
+    "column _rs_workers.slots",
     "column _rs_workers.started_at",
     "column _rs_workers.swept_at",
     "column _rs_workers.tasks",
@@ -70,6 +74,9 @@ const OURS: [&str; 62] = [
     "constraint graphile_worker._rs_crontab_items _rs_crontab_items_pkey",
     "constraint graphile_worker._rs_recoveries _rs_recoveries_pkey",
     "constraint graphile_worker._rs_workers _rs_workers_pkey",
+    "function _rs_add_job_as_owner",
+    "function _rs_add_jobs_as_owner",
+    "function _rs_adds_as_owner",
     "function _rs_dead_workers",
     "function _rs_delete_unused_names",
     "function _rs_flags_object",
@@ -98,7 +105,9 @@ const OURS: [&str; 62] = [
     "index graphile_worker._rs_additions_pkey",
     "index graphile_worker._rs_crontab_items_pkey",
     "index graphile_worker._rs_jobs_by_queue",
+    "index graphile_worker._rs_jobs_by_task",
     "index graphile_worker._rs_jobs_queued",
+    "index graphile_worker._rs_jobs_queued_by_task",
     "index graphile_worker._rs_jobs_unqueued",
     "index graphile_worker._rs_recoveries_pkey",
     "index graphile_worker._rs_workers_pkey",

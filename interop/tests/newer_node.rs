@@ -10,7 +10,7 @@ const OURS: CommandLine = CommandLine::Ours(env!("CARGO_BIN_EXE_ours"));
 
 #[test]
 fn the_script_of_the_javascript_host_passes_its_tests_there_too() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/graphile_worker/tests/hosts");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/graphile_worker_scripts/tests/hosts");
     let output = Command::new(node_program()).args(["--test", "node_host.test.mjs"]).current_dir(tests).output();
     let output = output.expect("Node runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -87,7 +87,7 @@ async fn an_edited_library_takes_effect_when_the_task_that_imports_it_is_saved()
         }
     };
     let changed = async |task: &str| {
-        worker.says(&format!("a task has changed (change: changed, task_identifier: {task})")).await;
+        worker.says(&format!("task changed (change: changed, task_identifier: {task})")).await;
     };
     all_say("at first", "old").await;
 

@@ -17,7 +17,7 @@ async fn a_server_older_than_the_lowest_version_is_refused_with_a_sentence() {
     let cluster = ClusterOptions::new(&folder).programs(programs).durable(false).open().expect("a server");
     let pool = PgPool::connect_with(cluster.options("postgres")).await.expect("a connection");
     let error = graphile_worker::migrate(&pool, "graphile_worker").await.expect_err("a refusal");
-    assert_eq!(error.to_string(), "this is PostgreSQL 11.22, and the schema needs PostgreSQL 12 or later");
+    assert_eq!(error.to_string(), "PostgreSQL 11.22 is not supported: version 12 or later is required");
     pool.close().await;
     cluster.stop().expect("stopped");
     let _ = std::fs::remove_dir_all(folder);

@@ -40,7 +40,8 @@ async fn noted(db: &Db, task: &str) -> Value {
 async fn errors(db: &Db, task: &str) -> Value {
     let sql =
         r"select coalesce(json_agg(split_part(last_error, E'\n', 1) order by id), '[]') from graphile_worker.jobs";
-    db.value(&format!("{sql} where task_identifier = '{task}'")).await
+    // A job that has just ended may still be there.
+    db.value(&format!("{sql} where task_identifier = '{task}' and last_error is not null")).await
 }
 
 /// Runs the jobs, one after the other, and returns what both files noted.

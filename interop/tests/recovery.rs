@@ -32,7 +32,7 @@ async fn a_job_that_node_runs_stays_its_own_through_every_sweep() {
             .await;
         };
         until(count("start"), 1).await;
-        let holder = "select locked_by from graphile_worker.jobs where locked_by is not null";
+        let holder = "select locked_by from graphile_worker.jobs where task_identifier = 'until_open'";
         let held_by = db.value(holder).await;
 
         // One of ours dies and is recovered by another, which sweeps all the while.

@@ -46,10 +46,16 @@ async fn outcome(db: &Db) -> Value {
     .await
 }
 
-/// The lines of a log that belong to a job, with the worker left out.
+/// The lines of a log that belong to a job, as ours names it: Node's names the worker, too.
 fn job_lines(log: &str) -> Vec<String> {
-    let of_jobs = log.lines().filter_map(|line| line.strip_prefix("[job(")?.split_once(": "));
-    of_jobs.map(|(_, rest)| format!("[job({rest}")).filter(|line| !line.contains(": job ")).collect()
+    let nodes = |line: &str| {
+        let (task, rest) = line.strip_prefix("[job(")?.split_once(": ")?.1.split_once('{')?;
+        let (id, rest) = rest.split_once("})] ")?;
+        Some(format!("[job {id} {task}] {rest}"))
+    };
+    let ours = |line: &str| line.starts_with("[job ").then(|| line.to_owned());
+    let of_jobs = log.lines().filter_map(|line| ours(line).or_else(|| nodes(line)));
+    of_jobs.filter(|line| !line.contains(": job ")).collect()
 }
 
 /// A worker that runs when the job is added, and says hello.
@@ -63,9 +69,9 @@ async fn the_quickstart_of_the_command_line() {
         )
         .await;
         db.run("select graphile_worker.add_job('hello', json_build_object('name', 'Bobby Tables'))").await;
-        worker.says("hello{1})] INFO: Hello, Bobby Tables\n").await;
+        worker.says("] INFO: Hello, Bobby Tables\n").await;
         db.until("select count(*) = 0 from graphile_worker.jobs").await;
-        assert_eq!(job_lines(&worker.log()), ["[job(hello{1})] INFO: Hello, Bobby Tables"], "{command_line:?}");
+        assert_eq!(job_lines(&worker.log()), ["[job 1 hello] INFO: Hello, Bobby Tables"], "{command_line:?}");
         worker.signal("TERM");
         worker.ended().await;
     }
@@ -132,10 +138,7 @@ async fn tasks_of_the_examples_do_the_same() {
     assert_eq!(ours.0[0].as_array().map(Vec::len), Some(3), "{ours:?}");
     assert_eq!(
         ours.1,
-        [
-            r#"[job(task_2{2})] DEBUG: Received {"any":["thing",2]}"#,
-            r#"[job(task_2{6})] DEBUG: Received {"foo":"bar"}"#
-        ]
+        [r#"[job 2 task_2] DEBUG: Received {"any":["thing",2]}"#, r#"[job 6 task_2] DEBUG: Received {"foo":"bar"}"#]
     );
     for node in NODES {
         assert_eq!(ours, after(node).await, "{node:?}");

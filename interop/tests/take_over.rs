@@ -2,7 +2,7 @@
 
 #![allow(missing_docs)]
 
-use graphile_worker::{Error, migrate, migrate_within};
+use graphile_worker::{Error, migrate, migrate_with_max_wait};
 use graphile_worker_interop::Db;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -99,7 +99,7 @@ async fn an_older_layout_with_a_running_job_is_refused_until_it_is_done() {
         fill(&db, level).await;
         db.run("update graphile_worker.jobs set locked_at = now(), locked_by = 'worker-7' where id = 2").await;
         let before = jobs(&db, level).await;
-        let error = migrate_within(Duration::ZERO, &db.pool, "graphile_worker").await.expect_err("a refusal");
+        let error = migrate_with_max_wait(Duration::ZERO, &db.pool, "graphile_worker").await.expect_err("a refusal");
         assert!(matches!(&error, Error::JobsRunning { workers, .. } if workers == "worker-7"), "{error}");
         assert_eq!(jobs(&db, level).await, before, "{package}");
         // It is still a database that the old release can work with.
@@ -115,7 +115,7 @@ async fn a_running_job_of_the_current_layout_goes_on_while_we_take_over() {
         let db = Db::nodes(package).await;
         fill(&db, level).await;
         db.run("update graphile_worker._private_jobs set locked_at = now(), locked_by = 'worker-7', attempts = 1 where id = 2").await;
-        migrate_within(Duration::ZERO, &db.pool, "graphile_worker").await.expect("a migration");
+        migrate_with_max_wait(Duration::ZERO, &db.pool, "graphile_worker").await.expect("a migration");
         let locked = db.value("select json_agg(id) from graphile_worker.jobs where locked_by = 'worker-7'").await;
         assert_eq!(locked, json!([2]), "{package}");
     }

@@ -51,6 +51,8 @@ impl Run {
     async fn of(command_line: CommandLine) -> Run {
         let db = Db::ours().await;
         db.run(JOBS).await;
+        // On a slow machine, a second attempt would begin before the last first one has ended.
+        db.run("update graphile_worker._private_jobs set max_attempts = 1").await;
         let worker = command_line.start_with(&db, &project("edges"), &["--once"], &[("GRAPHILE_LOGGER_DEBUG", "1")]);
         let ended = worker.ended().await;
         assert!(ended.status.success(), "{command_line:?}: {ended:?}");
@@ -97,10 +99,17 @@ impl Run {
 
     /// The lines that belong to jobs of this task, as level and message.
     fn logged(&self, task: &str) -> BTreeSet<(String, String)> {
-        let mark = format!(": {task}{{");
-        let lines = self.log.lines().filter(|line| line.starts_with("[job(") && line.contains(&mark));
+        let (of_node, of_ours) = (format!(": {task}{{"), format!(" {task}] "));
+        let rest = |line: &str| match line.strip_prefix("[job(") {
+            Some(line) => {
+                line.split_once(")] ").filter(|(begin, _)| begin.contains(&of_node)).map(|(_, rest)| rest.to_owned())
+            }
+            None => line.strip_prefix("[job ")?.split_once(&of_ours).map(|(_, rest)| rest.to_owned()),
+        };
+        let lines: Vec<String> = self.log.lines().filter_map(rest).collect();
         lines
-            .filter_map(|line| line.split_once(")] ")?.1.split_once(": "))
+            .iter()
+            .filter_map(|line| line.split_once(": "))
             .map(|(level, message)| (level.to_owned(), message.to_owned()))
             .collect()
     }

@@ -152,7 +152,7 @@ async fn a_task_that_hangs_on_is_left_at_the_second_signal() {
     );
     assert_eq!(
         ours.1,
-        json!({"attempts": 0, "locked_by": null, "last_error": "the worker was shut down before the job ended", "waits": true})
+        json!({"attempts": 0, "locked_by": null, "last_error": "the worker was shut down before the job finished", "waits": true})
     );
     // As a shell would say it of who died by the signal.
     assert_eq!((ours.0.status.code(), node.0.status.signal()), (Some(128 + 15), Some(15)), "{:?} {:?}", ours.0, node.0);

@@ -26,6 +26,8 @@ pub struct Protocol {
 pub struct State {
     pub(crate) database: Database,
     pub(crate) workers: Vec<Worker>,
+    /// A standby that has received nothing since some moment, and may take over.
+    pub(crate) standby: Option<Box<Database>>,
     /// How often each kind of event may still happen.
     pub(crate) left: Limits,
 }
@@ -67,6 +69,12 @@ pub enum Action {
     ExchangeLate(usize),
     /// Fault: a worker dies.
     Die(usize),
+    /// Fault: the standby receives nothing from now on.
+    FallBehind,
+    /// Fault: the server is lost, and the standby takes over.
+    FailOver,
+    /// An operator unlocks everything that a worker holds.
+    ForceUnlock(usize),
     /// Fault: time passes without a heartbeat.
     Age(usize),
     /// The application adds a job with the key.
@@ -196,6 +204,9 @@ impl State {
             worker.rename(renamed);
         }
         state.database.rename(renamed);
+        if let Some(standby) = &mut state.standby {
+            standby.rename(renamed);
+        }
         state
     }
 }
@@ -206,7 +217,7 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         let workers = (0..self.setup.workers).map(|worker| Worker::new(worker, 0, self.setup.lanes)).collect();
-        vec![State { database: Database::new(&self.setup), workers, left: self.setup.limits }]
+        vec![State { database: Database::new(&self.setup), workers, standby: None, left: self.setup.limits }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -224,6 +235,11 @@ impl Model for Protocol {
         }
         if !state.database.dead_workers(self.bug).is_empty() {
             actions.push(Action::Sweep);
+        }
+        match state.standby {
+            Some(_) => actions.push(Action::FailOver),
+            None if state.left.failovers > 0 => actions.push(Action::FallBehind),
+            None => {}
         }
         self.actions_of_application(state, actions);
     }
@@ -254,7 +270,7 @@ impl Protocol {
                         actions.push(Action::Abandon(at, lane));
                     }
                 }
-                Lane::Answered { .. } | Lane::Held(_) => {
+                Lane::Answered { .. } | Lane::Held(..) => {
                     actions.push(Action::Receive(at, lane));
                     if left.losses > 0 {
                         actions.push(Action::LoseAnswer(at, lane));
@@ -304,6 +320,11 @@ impl Protocol {
 
     fn actions_of_application(&self, state: &State, actions: &mut Vec<Action>) {
         let (left, database) = (&state.left, &state.database);
+        if left.unlocks > 0 {
+            let holds = |worker: &Worker| !database.held(worker.id).is_empty();
+            let holders = state.workers.iter().enumerate().filter(|(_, worker)| holds(worker));
+            actions.extend(holders.map(|(at, _)| Action::ForceUnlock(at)));
+        }
         if left.adds > 0 && database.can_change_keyed() {
             actions.push(Action::AddKeyed);
         }
@@ -331,7 +352,7 @@ impl Protocol {
 
     /// Does it; false if it cannot happen now.
     fn act(&self, state: &mut State, action: Action) -> bool {
-        let State { database, workers, left } = state;
+        let State { database, workers, left, standby } = state;
         match action {
             Action::Send(worker, lane) => {
                 let Some(exchange) = state.next_exchange(worker, lane, self) else { return false };
@@ -344,17 +365,16 @@ impl Protocol {
                 if self.bug != Some(Bug::AbandonedExchangeNotEnded) {
                     database.abandoned.retain(|exchange| exchange.worker != worker.id);
                 }
-                worker.lanes[FIRST] = Lane::Held(database.held(worker.id));
+                worker.lanes[FIRST] = Lane::Held(database.held(worker.id), database.held_queues(worker.id));
             }
             Action::Begin(worker, id) => {
                 let worker = &mut workers[worker];
-                worker.begin(id);
+                let Some(job) = worker.begin(id) else { return false };
                 worker.began_after_death |= !database.is_registered(worker.id);
-                let payload = database.row_mut(id).map(|row| {
+                if let Some(row) = database.row_mut(id).filter(|row| row.created == job.created) {
                     row.has_begun = true;
-                    row.payload
-                });
-                database.begun |= payload.unwrap_or_default();
+                }
+                database.begun |= job.payload;
             }
             Action::Finish(worker, id, outcome) => {
                 match outcome {
@@ -362,7 +382,7 @@ impl Protocol {
                     Outcome::Interrupted => left.interrupts -= 1,
                     Outcome::Done | Outcome::Released => {}
                 }
-                workers[worker].finish(id, outcome);
+                workers[worker].finish(id, outcome, self.bug);
             }
             Action::Release(worker, id) => {
                 left.releases -= 1;
@@ -406,6 +426,15 @@ impl Protocol {
                 Protocol::abandon_all(database, &mut workers[worker]);
                 let dead = &mut workers[worker];
                 *dead = Worker { is_alive: false, ..Worker::new(dead.id.worker, dead.id.generation, self.setup.lanes) };
+            }
+            Action::FallBehind => {
+                left.failovers -= 1;
+                *standby = Some(Box::new(database.replicated()));
+            }
+            Action::FailOver => return Protocol::fail_over(state),
+            Action::ForceUnlock(worker) => {
+                left.unlocks -= 1;
+                database.force_unlock(workers[worker].id);
             }
             Action::Age(at) => {
                 let worker = &mut workers[at];
@@ -489,6 +518,27 @@ impl Protocol {
             ..Worker::new(worker.id.worker, worker.id.generation + 1, self.setup.lanes)
         };
         database.register(worker.id);
+    }
+
+    /// The standby takes over. Connections break, and a worker asks what it holds when it has a new one; answers that were
+    /// on their way may still arrive before.
+    fn fail_over(state: &mut State) -> bool {
+        let Some(standby) = state.standby.take() else { return false };
+        for worker in state.workers.iter_mut().filter(|worker| worker.is_alive) {
+            for lane in 0..worker.lanes.len() {
+                if !matches!(worker.lanes[lane], Lane::Answered { .. }) {
+                    worker.lose(lane);
+                }
+            }
+            worker.uncertain[FIRST] = true;
+        }
+        let workers = &state.workers;
+        let last_claim = |id: JobId| {
+            let remembered = workers.iter().flat_map(|worker| invariants::known(worker)).filter(|job| job.id == id);
+            remembered.map(|job| job.claim).max().unwrap_or_default()
+        };
+        state.database.fail_over(*standby, last_claim);
+        true
     }
 
     /// The server may still carry out what the worker does not wait for any more.

@@ -37,6 +37,10 @@ pub(crate) struct Job {
     pub(crate) removed: bool,
     pub(crate) locked_by: Option<WorkerId>,
     pub(crate) claim: Claim,
+    /// In place of the clock: a later claim has a higher number, even if a failover has lost earlier ones.
+    pub(crate) last_claim: Claim,
+    /// In place of `created_at`: tells apart two jobs to which the same id was given, before and after a failover.
+    pub(crate) created: u8,
     /// Whether `updated_at > locked_at`. Only the bug reads it.
     pub(crate) updated_since_lock: bool,
     /// For the invariants: whether a worker has ever begun it.
@@ -73,6 +77,9 @@ impl Job {
 pub(crate) struct Claimed {
     pub(crate) id: JobId,
     pub(crate) claim: Claim,
+    pub(crate) created: u8,
+    /// In place of `revision`, too: a keyed add changes it.
+    pub(crate) payload: Events,
     pub(crate) attempts: u8,
     pub(crate) queue: Option<Queue>,
     pub(crate) run_at: u8,
@@ -165,6 +172,8 @@ pub(crate) struct Database {
     pub(crate) last_task: u8,
     pub(crate) adders: Vec<Adder>,
     pub(crate) cleanup: Cleanup,
+    /// How many jobs were ever added. A failover does not turn it back, as it stands for the time.
+    pub(crate) last_created: u8,
     /// For the invariants: events that were added, that were removed, and that were in a job that began.
     pub(crate) added: Events,
     pub(crate) removed: Events,
@@ -189,6 +198,7 @@ impl Database {
             last_task: OTHER_TASK,
             adders: vec![Adder::Begun; setup.adders as usize],
             cleanup: Cleanup::Idle,
+            last_created: 0,
             added: 0,
             removed: 0,
             begun: 0,
@@ -230,6 +240,8 @@ impl Database {
 
     fn insert(&mut self, queue: Option<Queue>, task: u8, has_key: bool, payload: Events, max_attempts: u8) {
         let run_at = self.last_in_order();
+        self.last_created += 1;
+        let created = self.last_created;
         self.jobs.push(Some(Job {
             queue,
             task,
@@ -241,6 +253,9 @@ impl Database {
             removed: false,
             locked_by: None,
             claim: 0,
+            // No claim of a job has the time of a claim of another one.
+            last_claim: created << 4,
+            created,
             updated_since_lock: false,
             has_begun: false,
             lost_its_turn: false,
@@ -400,12 +415,15 @@ impl Database {
                 continue;
             }
             row.locked_by = Some(worker);
-            row.claim += 1;
+            row.last_claim += 1;
+            row.claim = row.last_claim;
             row.attempts += 1;
             row.updated_since_lock = false;
             claimed.push(Claimed {
                 id,
                 claim: row.claim,
+                created: row.created,
+                payload: row.payload,
                 attempts: row.attempts,
                 queue: row.queue,
                 run_at: row.run_at,
@@ -435,12 +453,19 @@ impl Database {
         let held = held.map(|(id, job)| Claimed {
             id,
             claim: job.claim,
+            created: job.created,
+            payload: job.payload,
             attempts: job.attempts,
             queue: job.queue,
             run_at: job.run_at,
             had_key: job.has_key,
         });
         held.collect()
+    }
+
+    /// The queues that the worker holds.
+    pub(crate) fn held_queues(&self, worker: WorkerId) -> Vec<Queue> {
+        (0..).zip(&self.queues).filter(|(_, holder)| **holder == Some(worker)).map(|(queue, _)| queue).collect()
     }
 
     /// Who is dead: registered without a heartbeat for long, or not registered and holding something.
@@ -490,6 +515,49 @@ impl Database {
                 self.registered[worker.worker as usize] = None;
             }
         }
+    }
+
+    /// `force_unlock_workers`: an operator unlocks all jobs and queues of a worker that may be alive.
+    pub(crate) fn force_unlock(&mut self, worker: WorkerId) {
+        for (_, row) in self.rows_mut().filter(|(_, row)| row.locked_by == Some(worker)) {
+            row.unlock();
+            row.lost_its_turn = true;
+            // It keeps the attempt, although the job may never have begun.
+            row.attempts_unknown = true;
+        }
+        for holder in self.queues.iter_mut().filter(|holder| **holder == Some(worker)) {
+            *holder = None;
+        }
+    }
+
+    /// What a standby has of it. Transactions that are open, or not begun yet, are not there.
+    pub(crate) fn replicated(&self) -> Database {
+        Database {
+            row_locks: Vec::new(),
+            wanted_row: None,
+            queue_row_locks: Vec::new(),
+            abandoned: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The standby takes over: what was committed since it fell behind is lost. What has really happened stays: which jobs
+    /// have begun, and which times were given to claims and jobs. `last_claim` says which was the last claim of a row.
+    pub(crate) fn fail_over(&mut self, standby: Database, last_claim: impl Fn(JobId) -> Claim) {
+        let before = std::mem::replace(self, standby);
+        for (id, row) in self.rows_mut() {
+            let was = before.row(id).filter(|was| was.created == row.created);
+            // A row that was deleted since has begun, unless the application has removed it.
+            row.has_begun |= was.is_none_or(|was| was.has_begun);
+            row.last_claim = was.map_or(0, |was| was.last_claim).max(row.last_claim).max(last_claim(id));
+        }
+        self.last_created = before.last_created;
+        // Events that are lost with the server count as removed.
+        self.removed |= before.added & !self.added;
+        self.added = before.added;
+        self.begun = before.begun;
+        self.registered = before.registered;
+        self.heartbeats = before.heartbeats;
     }
 
     fn keyed(&self) -> Option<JobId> {

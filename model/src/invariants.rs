@@ -4,7 +4,8 @@
 //! has not been declared dead: one that was declared dead may still run what it began before it finds out.
 
 use crate::actions::{Protocol, State};
-use crate::database::{Claimed, JobId, Outcome, Queue};
+use crate::database::{Claimed, Outcome, Queue};
+use crate::setup::Limits;
 use crate::worker::{Lane, Worker};
 use stateright::Property;
 
@@ -34,6 +35,8 @@ pub const NAMES_EXIST: &str = "the task of every job exists";
 pub const ONE_OF_A_QUEUE: &str = "at most one job of a queue runs on live workers";
 /// Jobs of a queue begin in order.
 pub const IN_ORDER: &str = "jobs of a queue begin in order";
+/// No job runs twice at once on one worker, whatever happened to its claims.
+pub const NOT_BESIDE_ITSELF: &str = "no job runs beside itself on one worker";
 /// No job runs on two live workers.
 pub const ONE_WORKER: &str = "no job runs on two live workers";
 /// A worker that was declared dead begins nothing.
@@ -44,7 +47,7 @@ pub const EVERY_JOB_CAN_END: &str = "every job can end";
 pub(crate) fn properties() -> Vec<Property<Protocol>> {
     vec![
         Property::always(IN_ONE_PLACE, |_, state| live(state).all(is_each_job_in_one_place)),
-        Property::always(MEMORY_IS_LOCKED, |_, state| memory_is_locked(state)),
+        Property::always(MEMORY_IS_LOCKED, memory_is_locked),
         Property::always(LOCKED_IS_KNOWN, |_, state| locked_is_known(state)),
         Property::always(QUEUE_LOCKED_WITH_JOB, |_, state| queue_is_locked_with_job(state)),
         Property::always(LOCKED_QUEUE_IS_KNOWN, |_, state| locked_queue_is_known(state)),
@@ -54,9 +57,10 @@ pub(crate) fn properties() -> Vec<Property<Protocol>> {
         Property::always(ABANDONED_ONLY_WHILE_UNCERTAIN, |_, state| abandoned_only_while_uncertain(state)),
         Property::always(REMOVED_STAYS_REMOVED, |_, state| removed_stays_removed(state)),
         Property::always(NAMES_EXIST, |_, state| names_exist(state)),
-        Property::always(ONE_OF_A_QUEUE, |_, state| one_of_a_queue_runs(state)),
-        Property::always(IN_ORDER, |_, state| begins_in_order(state)),
-        Property::always(ONE_WORKER, |_, state| runs_on_one_worker(state)),
+        Property::always(ONE_OF_A_QUEUE, one_of_a_queue_runs),
+        Property::always(IN_ORDER, begins_in_order),
+        Property::always(NOT_BESIDE_ITSELF, |_, state| no_job_runs_beside_itself(state)),
+        Property::always(ONE_WORKER, runs_on_one_worker),
         Property::always(DEAD_BEGIN_NOTHING, |_, state| dead_begin_nothing(state)),
         Property::always(EVERY_JOB_CAN_END, |protocol, state| protocol.can_end(state)),
     ]
@@ -68,25 +72,29 @@ fn live(state: &State) -> impl Iterator<Item = &Worker> {
 }
 
 /// All jobs that a worker knows of, also those under way; not the answer to what it holds.
-fn known(worker: &Worker) -> Vec<&Claimed> {
+pub(crate) fn known(worker: &Worker) -> Vec<&Claimed> {
     let reported = worker.under_way().flat_map(|exchange| &exchange.report).map(|ended| &ended.job);
     let claimed = worker.lanes.iter().flat_map(|lane| match lane {
         Lane::Answered { answer, .. } => answer.claimed.as_slice(),
         _ => &[],
     });
-    worker.jobs().chain(reported).chain(claimed).collect()
+    worker.jobs().chain(&worker.claimed_again).chain(reported).chain(claimed).collect()
 }
 
 fn is_each_job_in_one_place(worker: &Worker) -> bool {
-    let mut places: Vec<_> = known(worker).into_iter().map(|job| (job.id, job.claim)).collect();
-    let count = places.len();
-    places.sort_unstable();
-    places.dedup();
-    places.len() == count
+    has_no_duplicates(known(worker).into_iter().map(|job| (job.id, job.claim)))
 }
 
-fn memory_is_locked(state: &State) -> bool {
-    live(state).all(|worker| worker.unfinished().all(|job| state.database.is_locked_as_claimed(worker.id, job, None)))
+/// After a failover, running jobs may have lost their claim; those that wait are released when the worker has asked. An
+/// operator who unlocks jobs does not ask their worker.
+fn memory_is_locked(protocol: &Protocol, state: &State) -> bool {
+    let Limits { failovers, unlocks, .. } = protocol.setup.limits;
+    let is_locked = |worker: &Worker, job: &Claimed| state.database.is_locked_as_claimed(worker.id, job, None);
+    unlocks > 0
+        || live(state).filter(|worker| failovers == 0 || !worker.is_uncertain()).all(|worker| {
+            let running = worker.running.iter().filter(|_| failovers == 0);
+            worker.waiting().chain(running).all(|job| is_locked(worker, job))
+        })
 }
 
 fn locked_is_known(state: &State) -> bool {
@@ -114,10 +122,7 @@ fn locked_queue_is_known(state: &State) -> bool {
             || worker.under_way().any(|exchange| exchange.free.contains(&queue))
             || known(worker).iter().any(|job| job.queue == Some(queue))
     };
-    live(state).all(|worker| {
-        let queues = (0..).zip(&state.database.queues).filter(|(_, holder)| **holder == Some(worker.id));
-        queues.into_iter().all(|(queue, _)| knows(worker, queue))
-    })
+    live(state).all(|worker| state.database.held_queues(worker.id).into_iter().all(|queue| knows(worker, queue)))
 }
 
 fn no_release_with_free(state: &State) -> bool {
@@ -157,34 +162,51 @@ fn names_exist(state: &State) -> bool {
     state.database.rows().all(|(_, job)| exists(job.task))
 }
 
-fn running(state: &State) -> impl Iterator<Item = &Claimed> {
-    live(state).flat_map(|worker| &worker.running)
+/// The jobs that run on live workers. If there are failovers or unlocks, only those that the worker still holds: a job
+/// whose claim was lost runs to its end, and another worker may run it, too.
+fn running<'a>(protocol: &Protocol, state: &'a State) -> impl Iterator<Item = &'a Claimed> {
+    let Limits { failovers, unlocks, .. } = protocol.setup.limits;
+    let keeps_claims = failovers + unlocks == 0;
+    live(state).flat_map(move |worker| {
+        let again = |job: &Claimed| worker.claimed_again.iter().find(|again| again.id == job.id).copied();
+        let is_held = |job: &Claimed| state.database.is_locked_as_claimed(worker.id, job, None);
+        worker
+            .running
+            .iter()
+            .filter(move |job| keeps_claims || is_held(job) || again(job).is_some_and(|again| is_held(&again)))
+    })
 }
 
-fn one_of_a_queue_runs(state: &State) -> bool {
-    let mut queues: Vec<Queue> = running(state).filter_map(|job| job.queue).collect();
-    let count = queues.len();
-    queues.sort_unstable();
-    queues.dedup();
-    queues.len() == count
+fn has_no_duplicates<T: Ord>(items: impl Iterator<Item = T>) -> bool {
+    let mut items: Vec<T> = items.collect();
+    let count = items.len();
+    items.sort_unstable();
+    items.dedup();
+    items.len() == count
+}
+
+/// On all workers together; and on each of them, even if claims were lost.
+fn one_of_a_queue_runs(protocol: &Protocol, state: &State) -> bool {
+    let queues = |worker: &Worker| has_no_duplicates(worker.running.iter().filter_map(|job| job.queue));
+    has_no_duplicates(running(protocol, state).filter_map(|job| job.queue)) && state.workers.iter().all(queues)
+}
+
+fn no_job_runs_beside_itself(state: &State) -> bool {
+    state.workers.iter().all(|worker| has_no_duplicates(worker.running.iter().map(|job| job.id)))
 }
 
 /// While a job of a queue runs, no earlier one waits that never began; except those that were retried, recovered, or
 /// skipped because a transaction had locked their rows.
-fn begins_in_order(state: &State) -> bool {
-    running(state).all(|runs| {
+fn begins_in_order(protocol: &Protocol, state: &State) -> bool {
+    running(protocol, state).all(|runs| {
         let of_queue = state.database.rows().filter(|(_, job)| job.queue.is_some() && job.queue == runs.queue);
         let mut waits = of_queue.filter(|(_, job)| !job.has_begun && !job.lost_its_turn && !job.removed);
         !waits.any(|(id, job)| (job.run_at, id) < (runs.run_at, runs.id))
     })
 }
 
-fn runs_on_one_worker(state: &State) -> bool {
-    let mut jobs: Vec<JobId> = running(state).map(|job| job.id).collect();
-    let count = jobs.len();
-    jobs.sort_unstable();
-    jobs.dedup();
-    jobs.len() == count
+fn runs_on_one_worker(protocol: &Protocol, state: &State) -> bool {
+    has_no_duplicates(running(protocol, state).map(|job| job.id))
 }
 
 fn dead_begin_nothing(state: &State) -> bool {

@@ -50,6 +50,10 @@ pub(crate) struct Limits {
     /// Locks that are kept fresh.
     pub(crate) refreshes: u8,
     pub(crate) cleanups: u8,
+    /// Standbys that fall behind and take over.
+    pub(crate) failovers: u8,
+    /// How often an operator unlocks what a worker holds.
+    pub(crate) unlocks: u8,
 }
 
 const PLAIN: NewJob = NewJob { queue: None, keyed: false };
@@ -77,10 +81,12 @@ impl Setup {
             lapses,
             refreshes,
             cleanups,
+            failovers,
+            unlocks,
         } = &mut self.limits;
-        let limits =
-            [adds, removes, row_locks, releases, failures, interrupts, losses, deaths, lapses, refreshes, cleanups];
-        for limit in limits.into_iter().filter(|limit| **limit > 0) {
+        let faults = [releases, failures, interrupts, losses, deaths, lapses, failovers];
+        let others = [adds, removes, row_locks, refreshes, cleanups, unlocks];
+        for limit in faults.into_iter().chain(others).filter(|limit| **limit > 0) {
             *limit += 1;
         }
         self
@@ -176,6 +182,54 @@ impl Setup {
         Setup { capacity: 1, ..Setup::new(1, 1, &[KEYED], limits) }
     }
 
+    /// A failover loses claims, reports and releases of a worker that runs two jobs at a time, two of them of a queue.
+    pub fn failover() -> Setup {
+        let limits = Limits { failovers: 1, releases: 1, failures: 1, ..Limits::default() };
+        Setup { slots: 2, capacity: 3, ..Setup::new(1, 1, &[PLAIN, QUEUED, QUEUED], limits) }
+    }
+
+    /// A failover meets failures, releases and a lost answer.
+    pub fn failover_with_faults() -> Setup {
+        let limits = Limits { failovers: 1, losses: 1, releases: 1, failures: 1, ..Limits::default() };
+        Setup { slots: 2, ..Setup::new(1, 1, &[PLAIN, PLAIN], limits) }
+    }
+
+    /// Two workers go on after a failover.
+    pub fn failover_of_two_workers() -> Setup {
+        let limits = Limits { failovers: 1, releases: 1, ..Limits::default() };
+        Setup::new(2, 1, &[QUEUED, QUEUED], limits)
+    }
+
+    /// A failover while two lanes are busy.
+    pub fn failover_of_two_lanes() -> Setup {
+        let limits = Limits { failovers: 1, ..Limits::default() };
+        Setup { capacity: 3, ..Setup::new(1, 2, &[QUEUED, PLAIN, PLAIN], limits) }
+    }
+
+    /// A failover loses keyed jobs, and the ids of lost jobs are given to others.
+    pub fn failover_of_keyed_jobs() -> Setup {
+        let limits = Limits { failovers: 1, adds: 2, releases: 1, ..Limits::default() };
+        Setup { slots: 2, ..Setup::new(1, 1, &[KEYED], limits) }
+    }
+
+    /// An operator unlocks the jobs of a worker that is alive, before or after a failover.
+    pub fn unlocks() -> Setup {
+        let limits = Limits { unlocks: 1, failovers: 1, losses: 1, ..Limits::default() };
+        Setup { slots: 2, ..Setup::new(1, 1, &[PLAIN, PLAIN], limits) }
+    }
+
+    /// An operator unlocks the jobs and the queue of one of two workers.
+    pub fn unlocks_of_a_queue() -> Setup {
+        let limits = Limits { unlocks: 1, releases: 1, losses: 1, ..Limits::default() };
+        Setup::new(2, 1, &[QUEUED, QUEUED], limits)
+    }
+
+    /// An operator unlocks the jobs of a worker with two lanes.
+    pub fn unlocks_and_two_lanes() -> Setup {
+        let limits = Limits { unlocks: 1, losses: 1, ..Limits::default() };
+        Setup { slots: 2, capacity: 3, ..Setup::new(1, 2, &[PLAIN, PLAIN, PLAIN], limits) }
+    }
+
     /// Cleanup deletes an unused task name while transactions add jobs of that name.
     pub fn names() -> Setup {
         let limits = Limits { cleanups: 2, ..Limits::default() };
@@ -220,6 +274,18 @@ pub enum Bug {
     SecondLaneWhileUncertain,
     /// The second lane reports jobs of queues.
     SecondLaneReportsQueued,
+    /// A worker that asks what it holds asks for jobs only. A failover may give it back a queue that it has freed.
+    AsksForJobsOnly,
+    /// A worker keeps jobs that wait under a claim that a failover has lost.
+    KeepsLostClaims,
+    /// A worker keeps a new claim of a running job although a failover has lost it, and the database has the old one again.
+    KeepsLostNewClaims,
+    /// A worker begins a job that it has claimed again, although the job runs there already.
+    ClaimedAgainBegins,
+    /// A job waits under two claims: a worker keeps the old one when it claims the job again.
+    WaitsUnderTwoClaims,
+    /// The outcome of a job is written under its new claim, although a keyed add has changed the job before that claim.
+    ClaimedAgainAndChanged,
     /// An outcome is fenced by the worker alone, not by the claim.
     FenceByWorkerOnly,
     /// A worker begins jobs although its heartbeat is old.

@@ -21,8 +21,8 @@ pub(crate) enum Lane {
         exchange: Exchange,
         answer: Answer,
     },
-    /// The database has said which jobs the worker holds; the answer is on its way back.
-    Held(Vec<Claimed>),
+    /// The database has said which jobs and queues the worker holds; the answer is on its way back.
+    Held(Vec<Claimed>, Vec<Queue>),
 }
 
 /// The lane that carries everything.
@@ -71,6 +71,9 @@ pub(crate) struct Worker {
     /// Jobs of a queue that wait for the one that is ready or running.
     pub(crate) behind: Vec<Claimed>,
     pub(crate) running: Vec<Claimed>,
+    /// New claims of jobs that run here: a failover has lost the claim under which they run, or an operator has unlocked
+    /// them.
+    pub(crate) claimed_again: Vec<Claimed>,
     pub(crate) to_report: Vec<Ended>,
     /// Outcomes that could not be written, because another transaction has locked the rows.
     pub(crate) blocked: Vec<Ended>,
@@ -95,6 +98,7 @@ impl Worker {
             ready: Vec::new(),
             behind: Vec::new(),
             running: Vec::new(),
+            claimed_again: Vec::new(),
             to_report: Vec::new(),
             blocked: Vec::new(),
             queues: Vec::new(),
@@ -112,10 +116,10 @@ impl Worker {
             Lane::Sent(exchange) => 1 + exchange.report.len(),
             Lane::Waiting { .. } => 10,
             Lane::Answered { exchange, answer } => 11 + exchange.report.len() + 10 * answer.claimed.len(),
-            Lane::Held(held) => 100 + held.len(),
+            Lane::Held(held, queues) => 100 + held.len() + 10 * queues.len(),
         };
         let stages: Vec<usize> = self.lanes.iter().map(stage).collect();
-        let jobs: Vec<Claimed> = self.jobs().copied().collect();
+        let jobs: Vec<Claimed> = self.jobs().chain(&self.claimed_again).copied().collect();
         let places = [self.ready.len(), self.running.len(), self.to_report.len()];
         (
             self.is_alive,
@@ -139,9 +143,14 @@ impl Worker {
         }
     }
 
+    /// Jobs that have not begun.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Claimed> {
+        self.ready.iter().chain(&self.behind)
+    }
+
     /// Jobs that have not ended.
     pub(crate) fn unfinished(&self) -> impl Iterator<Item = &Claimed> {
-        self.ready.iter().chain(&self.behind).chain(&self.running)
+        self.waiting().chain(&self.running)
     }
 
     /// Jobs that have ended and are not on their way to the database.
@@ -158,7 +167,7 @@ impl Worker {
     pub(crate) fn under_way(&self) -> impl Iterator<Item = &Exchange> {
         self.lanes.iter().filter_map(|lane| match lane {
             Lane::Sent(exchange) | Lane::Waiting { exchange, .. } | Lane::Answered { exchange, .. } => Some(exchange),
-            Lane::Idle | Lane::Held(_) => None,
+            Lane::Idle | Lane::Held(..) => None,
         })
     }
 
@@ -192,7 +201,7 @@ impl Worker {
                 _ => {
                     let may_be_uncertain = bug == Some(Bug::SecondLaneWhileUncertain) && !self.uncertain[SECOND];
                     (self.lanes[FIRST] != Lane::Idle || may_be_uncertain)
-                        && !matches!(self.lanes[FIRST], Lane::Held(_))
+                        && !matches!(self.lanes[FIRST], Lane::Held(..))
                         && (!self.is_uncertain() || may_be_uncertain)
                         && (!self.alone || bug == Some(Bug::SecondLaneBeforeNextReport))
                 }
@@ -237,7 +246,7 @@ impl Worker {
     pub(crate) fn receive(&mut self, lane: usize, bug: Option<Bug>) {
         match std::mem::replace(&mut self.lanes[lane], Lane::Idle) {
             Lane::Answered { exchange, answer } => self.receive_answer(lane, exchange, answer, bug),
-            Lane::Held(held) => self.receive_held(held, bug),
+            Lane::Held(held, queues) => self.receive_held(held, queues, bug),
             other => self.lanes[lane] = other,
         }
     }
@@ -251,38 +260,64 @@ impl Worker {
                 self.must_free(*queue);
             }
         }
-        self.take(answer.claimed);
+        self.take(answer.claimed, bug);
         if lane == FIRST {
             self.alone = false;
         }
     }
 
-    /// Takes those of the held jobs that the worker does not know.
-    fn receive_held(&mut self, held: Vec<Claimed>, bug: Option<Bug>) {
+    /// Takes in what the database says that the worker holds: takes the jobs that it does not know, releases those that wait
+    /// under a claim that the database does not have any more, and will free the queues of which it has no job.
+    fn receive_held(&mut self, held: Vec<Claimed>, queues: Vec<Queue>, bug: Option<Bug>) {
+        if bug != Some(Bug::AsksForJobsOnly) {
+            for queue in queues {
+                self.must_free(queue);
+            }
+        }
+        let is_lost = |job: &Claimed| !held.iter().any(|held| (held.id, held.claim) == (job.id, job.claim));
+        if bug != Some(Bug::KeepsLostClaims) {
+            self.release_lost(is_lost);
+        }
+        if bug != Some(Bug::KeepsLostNewClaims) {
+            self.claimed_again.retain(|again| !is_lost(again));
+        }
         let is_known = |found: &Claimed| {
             self.jobs().any(|job| job.id == found.id && (job.claim == found.claim || bug == Some(Bug::HeldKnownById)))
         };
         let unknown: Vec<Claimed> = held.into_iter().filter(|job| !is_known(job)).collect();
-        self.take(unknown);
+        self.take(unknown, bug);
         self.uncertain.fill(false);
         // What was put back may be written already: the second lane waits until it is reported again.
         self.alone = self.lanes.len() > SECOND && !(self.to_report.is_empty() && self.queues.is_empty());
     }
 
-    /// New jobs: ready, or behind another job of their queue.
-    fn take(&mut self, mut jobs: Vec<Claimed>) {
+    /// New jobs: ready, or behind another job of their queue. A job that runs here does not begin a second time.
+    fn take(&mut self, mut jobs: Vec<Claimed>, bug: Option<Bug>) {
         jobs.sort_unstable_by_key(|job| (job.run_at, job.id));
+        if bug != Some(Bug::WaitsUnderTwoClaims) {
+            self.release_lost(|waits| jobs.iter().any(|job| job.id == waits.id));
+        }
         for job in jobs {
-            let is_busy = |queue| self.unfinished().any(|other| other.queue == Some(queue));
-            match job.queue {
-                Some(queue) if is_busy(queue) => self.behind.push(job),
-                _ => self.ready.push(job),
+            if self.running.iter().any(|runs| runs.id == job.id) && bug != Some(Bug::ClaimedAgainBegins) {
+                self.claimed_again.retain(|again| again.id != job.id);
+                self.claimed_again.push(job);
+                self.claimed_again.sort_unstable();
+            } else {
+                self.take_in(job);
             }
             if let Some(queue) = job.queue {
                 self.must_free(queue);
             }
         }
         self.ready.sort_unstable();
+    }
+
+    fn take_in(&mut self, job: Claimed) {
+        let is_busy = |queue| self.unfinished().any(|other| other.queue == Some(queue));
+        match job.queue {
+            Some(queue) if is_busy(queue) => self.behind.push(job),
+            _ => self.ready.push(job),
+        }
     }
 
     fn must_free(&mut self, queue: Queue) {
@@ -300,7 +335,7 @@ impl Worker {
         }
         let exchange = match std::mem::replace(&mut self.lanes[lane], Lane::Idle) {
             Lane::Sent(exchange) | Lane::Waiting { exchange, .. } | Lane::Answered { exchange, .. } => exchange,
-            Lane::Idle | Lane::Held(_) => return None,
+            Lane::Idle | Lane::Held(..) => return None,
         };
         self.to_report.extend(&exchange.report);
         self.to_report.sort_unstable();
@@ -316,26 +351,35 @@ impl Worker {
         is_fresh && self.running.len() < setup.slots
     }
 
-    pub(crate) fn begin(&mut self, id: JobId) {
-        let job = self.ready.iter().position(|job| job.id == id);
-        if let Some(job) = job.map(|at| self.ready.remove(at)) {
-            self.running.push(job);
-            self.running.sort_unstable();
-        }
+    pub(crate) fn begin(&mut self, id: JobId) -> Option<Claimed> {
+        let at = self.ready.iter().position(|job| job.id == id)?;
+        let job = self.ready.remove(at);
+        self.running.push(job);
+        self.running.sort_unstable();
+        Some(job)
     }
 
-    pub(crate) fn finish(&mut self, id: JobId, outcome: Outcome) {
+    pub(crate) fn finish(&mut self, id: JobId, outcome: Outcome, bug: Option<Bug>) {
         let job = self.running.iter().position(|job| job.id == id);
         if let Some(job) = job.map(|at| self.running.remove(at)) {
-            self.end(job, outcome);
+            let again = self.claimed_again.iter().position(|again| again.id == id);
+            let again = again.map(|at| self.claimed_again.remove(at));
+            // Its outcome is written under the new claim, unless that is of another job with the same id, or a keyed add
+            // has changed the job since.
+            let is_changed = |again: &Claimed| again.payload != job.payload && bug != Some(Bug::ClaimedAgainAndChanged);
+            let another = again.filter(|again| again.created != job.created || is_changed(again));
+            self.end(again.filter(|_| another.is_none()).unwrap_or(job), outcome);
             // The next job of its queue is ready.
             if let Some(next) =
                 job.queue.and_then(|queue| self.behind.iter().position(|next| next.queue == Some(queue)))
             {
                 let next = self.behind.remove(next);
                 self.ready.push(next);
-                self.ready.sort_unstable();
             }
+            if let Some(another) = another {
+                self.take_in(another);
+            }
+            self.ready.sort_unstable();
         }
     }
 
@@ -350,6 +394,17 @@ impl Worker {
         let job = self.ready.remove(at);
         self.end(job, Outcome::Released);
         if let Some(queue) = job.queue {
+            self.release_behind(queue);
+        }
+    }
+
+    /// Releases the jobs that wait and are lost; of a queue all or none.
+    fn release_lost(&mut self, is_lost: impl Fn(&Claimed) -> bool) {
+        let lost: Vec<Claimed> = self.ready.iter().copied().filter(&is_lost).collect();
+        for job in lost {
+            self.release(job.id);
+        }
+        while let Some(queue) = self.behind.iter().find(|job| is_lost(job)).and_then(|job| job.queue) {
             self.release_behind(queue);
         }
     }

@@ -50,6 +50,14 @@ bugs! {
     second_lane_reports_queued: SecondLaneReportsQueued in two_lanes breaks QUEUE_LOCKED_WITH_JOB;
     fence_by_worker_only: FenceByWorkerOnly in two_lanes breaks MEMORY_IS_LOCKED;
     fence_by_worker_only_runs_a_job_twice: FenceByWorkerOnly in two_workers_lose_answers breaks ONE_WORKER;
+    fence_by_worker_only_releases_a_new_claim: FenceByWorkerOnly in failover_with_faults breaks MEMORY_IS_LOCKED;
+    asks_for_jobs_only: AsksForJobsOnly in failover breaks LOCKED_QUEUE_IS_KNOWN;
+    keeps_lost_claims: KeepsLostClaims in failover breaks MEMORY_IS_LOCKED;
+    keeps_lost_new_claims: KeepsLostNewClaims in unlocks breaks LOCKED_IS_KNOWN;
+    claimed_again_begins: ClaimedAgainBegins in failover breaks NOT_BESIDE_ITSELF;
+    claimed_again_begins_after_an_unlock: ClaimedAgainBegins in unlocks breaks NOT_BESIDE_ITSELF;
+    waits_under_two_claims: WaitsUnderTwoClaims in unlocks breaks NOT_BESIDE_ITSELF;
+    claimed_again_and_changed: ClaimedAgainAndChanged in failover_of_keyed_jobs breaks NO_EVENT_LOST;
     begins_with_old_heartbeat: BeginsWithOldHeartbeat in deaths breaks DEAD_BEGIN_NOTHING;
     heartbeat_counted_from_answer: HeartbeatCountedFromAnswer in deaths breaks DEAD_BEGIN_NOTHING;
     exchange_waits_for_rows: ExchangeWaitsForRows in row_locks breaks EVERY_JOB_CAN_END;

@@ -48,4 +48,6 @@ configurations! {
     lost_answers two_workers_lose_answers two_lanes queue keys keys_of_failed_jobs keys_in_a_queue row_locks
     row_locks_of_a_queue row_locks_and_two_lanes deaths recovery_of_keyed_jobs recovery_of_queues
     recovery_with_two_lanes recovery_after_a_loss names
+    failover failover_with_faults failover_of_two_workers failover_of_two_lanes failover_of_keyed_jobs unlocks
+    unlocks_of_a_queue unlocks_and_two_lanes
 }

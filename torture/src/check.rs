@@ -1,7 +1,7 @@
 //! The invariants, judged from what was recorded. Pure: no file, no database, no clock is read here.
 
 use crate::record::{Begin, Line, MILLISECOND, Nanos, Outcome, SECOND, Span};
-use crate::worker::{HEARTBEAT, SCRIPTED, THRESHOLD, fires_after};
+use crate::worker::{HEARTBEAT, LIMIT, LIMITED, SCRIPTED, THRESHOLD, fires_after};
 use chrono::{DateTime, Utc};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,6 +18,10 @@ const TICKS_MAY_BE_MISSED_AFTER: Nanos = 20 * SECOND;
 /// A worker adds a tick if it was ready this long before, and stays for this long after.
 const READY_BEFORE_TICK: Nanos = 2 * SECOND;
 const STAYS_AFTER_TICK: Nanos = 15 * SECOND;
+
+/// How long a worker waits before it tries again to add ticks (`cron.rs` of the library): 10 seconds, and half of it more
+/// at random.
+const CRON_PAUSE: Nanos = 15 * SECOND;
 
 /// How many transactions per second an idle worker may make: 2 heartbeats, 1 sweep, 1 poll, the crontab, and spare.
 const IDLE_TRANSACTIONS: f64 = 20.0;
@@ -37,6 +41,9 @@ pub(crate) struct Evidence {
     pub(crate) cut_off: HashMap<usize, Vec<Span>>,
     /// When which hosts of scripts were killed, by process id.
     pub(crate) killed_hosts: HashMap<i32, Nanos>,
+    /// Jobs that Node's workers held when they were killed, and how often. Freeing them refunds no attempt, as Node's
+    /// worker has it.
+    pub(crate) unlocked: HashMap<i64, i16>,
     /// When the server did not answer anybody.
     pub(crate) server_away: Vec<Span>,
     pub(crate) load: Load,
@@ -63,6 +70,10 @@ pub(crate) struct Process {
     pub(crate) slot: usize,
     pub(crate) pid: u32,
     pub(crate) started: Nanos,
+    /// Whether it may not run jobs with the flag.
+    pub(crate) forbids: bool,
+    /// Seconds by which its clock is ahead.
+    pub(crate) shift: i64,
     pub(crate) ended: Option<(Nanos, Ending)>,
     pub(crate) suspended: Vec<Span>,
     /// Resident memory, in bytes.
@@ -73,7 +84,8 @@ pub(crate) struct Process {
 impl Process {
     /// Whether a tick at this time is this worker's to add: ready before it, and not gone soon after it.
     fn is_there(&self, tick: Nanos) -> bool {
-        let ready = self.lines.iter().any(|line| matches!(line, Line::Ready { at } if *at + READY_BEFORE_TICK <= tick));
+        let ready =
+            self.lines.iter().any(|line| matches!(line, Line::Ready { at, .. } if *at + READY_BEFORE_TICK <= tick));
         ready && self.ended.as_ref().is_none_or(|(at, _)| *at >= tick + STAYS_AFTER_TICK)
     }
 }
@@ -106,6 +118,8 @@ pub(crate) struct Load {
     pub(crate) calls: u64,
     /// Calls that failed because the server or the connection was away.
     pub(crate) outages: u64,
+    /// Migrations that changed the schema.
+    pub(crate) migrations: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -184,6 +198,8 @@ pub(crate) fn check(evidence: &Evidence) -> Vec<Verdict> {
         nothing_dangling(evidence),
         driver_calls(evidence),
         processes_stay(evidence),
+        limits_hold(evidence, &runs),
+        flags_hold(evidence, &runs),
     ]
 }
 
@@ -475,7 +491,9 @@ fn no_event_lost(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
             continue;
         }
         let maybe_removed = load.maybe_removed.iter().any(|(key, at)| *key == added.key && added.called < *at);
-        if load.removed_events.contains(&added.event) || maybe_removed {
+        // Freed before it began: the keyed add took it for a running job, as Node's worker has it.
+        let unlocked = evidence.unlocked.contains_key(&added.job);
+        if load.removed_events.contains(&added.event) || maybe_removed || unlocked {
             excused += 1;
         } else {
             lost.entry(added.job).or_default().push(added);
@@ -517,7 +535,7 @@ fn each_tick_once(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
         .collect();
     let long_away =
         merged(evidence.server_away.clone()).iter().any(|away| away.to - away.from > TICKS_MAY_BE_MISSED_AFTER);
-    let mut excused = 0;
+    let (mut excused, mut overtaken) = (0, 0);
     if let Some(cron) = evidence.cron.as_ref().filter(|_| !long_away) {
         let minute = chrono::TimeDelta::minutes(1);
         let first = cron.first.timestamp().div_euclid(60) * 60;
@@ -527,14 +545,37 @@ fn each_tick_once(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
             if ticks.contains_key(&tick) {
             } else if !evidence.processes.iter().any(|process| process.is_there(fires)) {
                 excused += 1;
+            } else if let Some((next, _)) = ticks.range(tick..).next()
+                && is_overtaken(evidence, fires, cron.started + fires_after(cron.start, *next).as_nanos() as Nanos)
+            {
+                overtaken += 1;
             } else {
                 violations.push(format!("tick {tick} never fired (the first was {:?})", ticks.keys().next()));
             }
             tick += minute;
         }
     }
-    let checked = format!("{} ticks, {excused} more while all workers were restarted", ticks.len());
+    let checked = format!(
+        "{} ticks, {excused} more while all workers were restarted, {overtaken} overtaken after an outage",
+        ticks.len()
+    );
     Verdict { name: "5 each cron tick once", checked, violations }
+}
+
+/// A known limit: an item remembers only its last tick. Workers that were there when a tick fired in an outage retry it, but
+/// pause for up to [`CRON_PAUSE`]. If a worker that started after the tick adds the `next` one first, the tick is gone.
+fn is_overtaken(evidence: &Evidence, fires: Nanos, next: Nanos) -> bool {
+    let in_an_outage = merged(evidence.server_away.clone())
+        .iter()
+        .any(|away| away.from <= fires && fires <= away.to + RECONNECT && next <= away.to + RECONNECT + CRON_PAUSE);
+    let first_ready = |process: &Process| {
+        process.lines.iter().find_map(|line| match line {
+            Line::Ready { at, .. } => Some(*at),
+            _ => None,
+        })
+    };
+    let new_worker = || evidence.processes.iter().filter_map(first_ready);
+    in_an_outage && new_worker().any(|ready| ready + READY_BEFORE_TICK > fires && ready <= next)
 }
 
 fn attempts_right(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
@@ -552,7 +593,8 @@ fn attempts_right(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
         let error = begin.last_error.as_deref().unwrap_or_default();
         // A job whose workers keep dying is charged on purpose.
         let quarantined = error.contains("has died");
-        if begin.attempt < 1 || (begin.attempt > *failed + 1 && !quarantined) {
+        let unlocked = evidence.unlocked.get(&begin.job).copied().unwrap_or(0);
+        if begin.attempt < 1 || (begin.attempt > *failed + 1 + unlocked && !quarantined) {
             violations.push(format!("attempt {} after {failed} failures: {}", begin.attempt, run.describe(zero)));
         }
         if error.contains("meant to fail") && begin.attempt <= *highest {
@@ -639,7 +681,8 @@ fn driver_calls(evidence: &Evidence) -> Verdict {
         .iter()
         .map(|((call, code), (times, message))| format!("{call}: {code} {times} times: {message}"))
         .collect();
-    let checked = format!("{} calls, {} of them failed in an outage", load.calls, load.outages);
+    let (calls, outages, migrations) = (load.calls, load.outages, load.migrations);
+    let checked = format!("{calls} calls, {outages} of them failed in an outage, {migrations} migrations");
     Verdict { name: "9b driver calls do not fail", checked, violations }
 }
 
@@ -663,6 +706,53 @@ fn processes_stay(evidence: &Evidence) -> Verdict {
         checked: format!("{} processes", evidence.processes.len()),
         violations,
     }
+}
+
+/// No process runs more jobs of the limited task at once than it may. An outage excuses nothing: the worker itself counts.
+fn limits_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
+    let mut open: HashMap<u32, Vec<&Run<'_>>> = HashMap::new();
+    let (mut checked, mut most, mut violations) = (0, 0, Vec::new());
+    for run in runs.iter().filter(|run| run.begin.task == LIMITED) {
+        checked += 1;
+        let open = open.entry(run.process.number).or_default();
+        open.retain(|earlier| earlier.end > run.begin.at);
+        open.push(run);
+        most = most.max(open.len());
+        if open.len() > LIMIT {
+            let texts: Vec<String> = open.iter().map(|run| run.describe(zero(evidence))).collect();
+            violations.push(format!("{} at once: {}", open.len(), texts.join(" | ")));
+        }
+    }
+    let checked = format!("{checked} runs, at most {most} of {LIMIT} at once");
+    Verdict { name: "11a a limited task keeps its limit", checked, violations }
+}
+
+fn flags_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
+    let flagged = || runs.iter().filter(|run| run.begin.flag.is_some());
+    let violations =
+        flagged().filter(|run| run.process.forbids).map(|run| run.describe(zero(evidence))).collect::<Vec<_>>();
+    let forbidding = evidence.processes.iter().filter(|process| process.forbids).count();
+    let checked = format!("{} runs with a flag, {forbidding} processes that forbid it", flagged().count());
+    Verdict { name: "11b forbidden flags do not run", checked, violations }
+}
+
+/// How many processes ran with a shifted clock, and which should have but did not. This is about the torture, not about
+/// the workers.
+pub(crate) fn shifted_clocks(evidence: &Evidence) -> (usize, Vec<u32>) {
+    let Some(cron) = &evidence.cron else { return (0, Vec::new()) };
+    let (mut shifted, mut failed) = (0, Vec::new());
+    for process in evidence.processes.iter().filter(|process| process.shift != 0) {
+        for line in &process.lines {
+            let Line::Ready { at, clock } = line else { continue };
+            let elapsed = i64::try_from(at.saturating_sub(cron.started) / SECOND).unwrap_or(0);
+            if (cron.start / 1000 + elapsed + process.shift - clock).abs() < 30 {
+                shifted += 1;
+            } else {
+                failed.push(process.number);
+            }
+        }
+    }
+    (shifted, failed)
 }
 
 #[cfg(test)]
@@ -836,7 +926,7 @@ mod tests {
         let time = |minute: u32| format!("2026-01-01T00:{minute:02}:00Z").parse::<DateTime<Utc>>().unwrap();
         let tick =
             |run: u64, minute: u32| Line::Begin(Begin { tick: Some(time(minute)), ..begin(run, run, run as i64) });
-        let lines = vec![Line::Ready { at: 0 }, tick(1, 1), tick(2, 2), tick(3, 4)];
+        let lines = vec![Line::Ready { at: 0, clock: 0 }, tick(1, 1), tick(2, 2), tick(3, 4)];
         let mut evidence = evidence(vec![process(1, lines)]);
         // The clock starts a day before it is started: minute 1 is 5 seconds later.
         let start = (time(0) + chrono::TimeDelta::days(1)).timestamp_millis();
@@ -846,6 +936,24 @@ mod tests {
         assert_eq!(violations(&evidence, "5").len(), 0, "nobody was there who would have stayed");
         evidence.processes[0].lines.extend([tick(4, 3), tick(5, 2)]);
         assert_eq!(violations(&evidence, "5").len(), 1, "minute 2 is there twice");
+    }
+
+    #[test]
+    fn a_tick_of_an_outage_may_be_overtaken_by_that_of_a_new_worker() {
+        let time = |minute: u32| format!("2026-01-01T00:{minute:02}:00Z").parse::<DateTime<Utc>>().unwrap();
+        let tick =
+            |run: u64, minute: u32| Line::Begin(Begin { tick: Some(time(minute)), ..begin(run, run, run as i64) });
+        // Minute 3 fires after 15 seconds, minute 4 after 20.
+        let lines = vec![Line::Ready { at: 0, clock: 0 }, tick(1, 1), tick(2, 2), tick(3, 4)];
+        let new = process(2, vec![Line::Ready { at: 19 * S, clock: 0 }]);
+        let mut evidence = evidence(vec![process(1, lines), new]);
+        let start = (time(0) + chrono::TimeDelta::days(1)).timestamp_millis();
+        evidence.cron = Some(Cron { start, started: 0, first: time(0), last: time(4) });
+        assert_eq!(violations(&evidence, "5").len(), 1, "there was no outage");
+        evidence.server_away.push(Span { from: 14 * S, to: 18 * S });
+        assert_eq!(violations(&evidence, "5").len(), 0);
+        evidence.processes[1].lines = vec![Line::Ready { at: 21 * S, clock: 0 }];
+        assert_eq!(violations(&evidence, "5").len(), 1, "the worker that was there has added minute 4");
     }
 
     #[test]
@@ -876,6 +984,51 @@ mod tests {
         assert_eq!(violations(&evidence(vec![grows.clone()]), "7a").len(), 1);
         grows.memory = (0..80).map(|second| (second * S, 40 * megabyte)).collect();
         assert_eq!(violations(&evidence(vec![grows]), "7a").len(), 0);
+    }
+
+    #[test]
+    fn a_process_runs_no_more_of_a_limited_task_than_its_limit() {
+        let limited =
+            |run: u64, at: Nanos| Line::Begin(Begin { task: LIMITED.to_owned(), ..begin(at, run, run as i64) });
+        let lines = vec![limited(1, 10), limited(2, 11), end(20, 1), end(20, 2), limited(3, 20), end(30, 3)];
+        let other = process(2, vec![limited(1, 12), end(13, 1)]);
+        let mut evidence = evidence(vec![process(1, lines), other]);
+        assert_eq!(violations(&evidence, "11a").len(), 0);
+        evidence.processes[0].lines.push(limited(4, 15));
+        assert_eq!(violations(&evidence, "11a").len(), 1, "three at once at 15");
+    }
+
+    #[test]
+    fn a_flagged_job_runs_only_where_its_flag_is_allowed() {
+        let flagged = Line::Begin(Begin { flag: Some("heavy".to_owned()), ..begin(10, 0, 1) });
+        let plain = Line::Begin(begin(10, 0, 2));
+        let mut evidence = evidence(vec![process(1, vec![flagged]), process(2, vec![plain])]);
+        evidence.processes[1].forbids = true;
+        assert_eq!(violations(&evidence, "11b").len(), 0);
+        evidence.processes[0].forbids = true;
+        assert_eq!(violations(&evidence, "11b").len(), 1);
+    }
+
+    #[test]
+    fn a_job_that_was_freed_from_a_killed_node_worker_has_paid_an_attempt() {
+        let second = Begin { attempt: 2, ..begin(20, 1, 1) };
+        let lines = vec![Line::Begin(begin(10, 0, 1)), Line::Begin(second)];
+        let mut evidence = evidence(vec![process(1, lines)]);
+        assert_eq!(violations(&evidence, "6").len(), 1);
+        evidence.unlocked.insert(1, 1);
+        assert_eq!(violations(&evidence, "6").len(), 0);
+    }
+
+    #[test]
+    fn a_clock_that_should_be_shifted_and_is_not_is_found() {
+        let ready = |clock: i64| vec![Line::Ready { at: 10 * S, clock }];
+        let mut evidence = evidence(vec![process(1, ready(5000 + 3610)), process(2, ready(5010))]);
+        let (first, last) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH);
+        evidence.cron = Some(Cron { start: 5_000_000, started: 0, first, last });
+        assert_eq!(shifted_clocks(&evidence), (0, Vec::new()));
+        evidence.processes[0].shift = 3600;
+        evidence.processes[1].shift = 3600;
+        assert_eq!(shifted_clocks(&evidence), (1, vec![2]));
     }
 
     #[test]

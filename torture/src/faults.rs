@@ -2,7 +2,7 @@
 //! do it in `inflict`.
 
 use crate::Failure;
-use crate::fleet::{Fleet, NODE};
+use crate::fleet::{Fleet, NODE, Shape};
 use crate::load::Driver;
 use crate::proxy::Mode;
 use crate::record::{lock, now};
@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// As many faults at a time.
 const AT_ONCE: usize = 3;
+
+/// How long a full run continues until each kind has occurred.
+const PATIENCE_FOR_ALL: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Kind {
@@ -37,10 +40,11 @@ pub(crate) enum Kind {
     OpenTransaction,
     Connections,
     WalFull,
+    Pooler,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 16] = [
+    pub(crate) const ALL: [Kind; 17] = [
         Kind::Kill,
         Kind::Term,
         Kind::Stop,
@@ -57,6 +61,7 @@ impl Kind {
         Kind::OpenTransaction,
         Kind::Connections,
         Kind::WalFull,
+        Kind::Pooler,
     ];
 
     /// Whether it is about the server as a whole. Only one of these at a time.
@@ -85,6 +90,7 @@ impl Kind {
             Kind::OpenTransaction => "holds a keyed add in an open transaction, then commits or rolls back",
             Kind::Connections => "uses up max_connections and closes connections of the workers meanwhile",
             Kind::WalFull => "fills the disk of the WAL (a small tmpfs; needs root and `unshare`)",
+            Kind::Pooler => "stops PgBouncer, through which a worker connects, and starts it again (needs PgBouncer)",
         }
     }
 }
@@ -102,16 +108,31 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Inflicts faults until `end`, each kind before any comes again. Returns when all are over.
+    /// Inflicts faults until `end`, each kind before any comes again. If `all` is set, continues for a while until each
+    /// kind has occurred. Returns when all are over.
     pub(crate) async fn run(
         self: Arc<Self>,
         kinds: Vec<Kind>,
         mut random: fastrand::Rng,
         end: tokio::time::Instant,
+        all: bool,
     ) -> Result<(), Failure> {
         let mut running = tokio::task::JoinSet::new();
-        let mut bag: Vec<Kind> = Vec::new();
-        while tokio::time::Instant::now() < end && !kinds.is_empty() {
+        let mut bag = kinds.clone();
+        random.shuffle(&mut bag);
+        let mut closing = false;
+        let last = if all { end + PATIENCE_FOR_ALL } else { end };
+        while tokio::time::Instant::now() < last && !kinds.is_empty() {
+            if tokio::time::Instant::now() > end && (!closing || bag.is_empty()) {
+                closing = true;
+                while let Some(ended) = running.join_next().await {
+                    ended??;
+                }
+                bag = self.missing(&kinds);
+                if bag.is_empty() {
+                    break;
+                }
+            }
             if bag.is_empty() {
                 bag = kinds.clone();
                 // Twice as often as faults of the server, which leave little time for anything else.
@@ -136,20 +157,23 @@ impl Faults {
             } else {
                 None
             };
-            *lock(&self.counts).entry(kind).or_default() += 1;
             let (faults, mut random) = (self.clone(), random.fork());
             running.spawn(async move {
                 let _server_in_use = server;
                 faults.fleet.note("fault", json!({ "kind": format!("{kind:?}") }));
-                let done = faults.inflict(kind, &mut random).await;
+                let done = faults.inflict_beside_node(kind, &mut random).await;
                 faults.fleet.note(
                     "fault over",
                     json!({ "kind": format!("{kind:?}"), "error": done.as_ref().err().map(ToString::to_string) }),
                 );
                 match done {
+                    Ok(occurred) => {
+                        *lock(&faults.counts).entry(kind).or_default() += usize::from(occurred);
+                        Ok(())
+                    }
                     // Another fault was faster: the server, or the connection, was already away.
                     Err(error) if error.downcast_ref::<sqlx::Error>().is_some() => Ok(()),
-                    done => done,
+                    Err(error) => Err(error),
                 }
             });
         }
@@ -159,19 +183,38 @@ impl Faults {
         Ok(())
     }
 
-    async fn inflict(&self, kind: Kind, random: &mut fastrand::Rng) -> Result<(), Failure> {
+    /// Those of the kinds that have not occurred.
+    pub(crate) fn missing(&self, kinds: &[Kind]) -> Vec<Kind> {
+        let counts = lock(&self.counts);
+        kinds.iter().copied().filter(|kind| counts.get(kind).is_none_or(|count| *count == 0)).collect()
+    }
+
+    async fn inflict_beside_node(&self, kind: Kind, random: &mut fastrand::Rng) -> Result<bool, Failure> {
+        if !kind.is_of_server() {
+            return self.inflict(kind, random).await;
+        }
+        let places = self.fleet.kill_node_workers().await?;
+        let done = self.inflict(kind, random).await;
+        self.fleet.start_node_workers(places)?;
+        done
+    }
+
+    /// Returns whether there was anything to break.
+    async fn inflict(&self, kind: Kind, random: &mut fastrand::Rng) -> Result<bool, Failure> {
         let fleet = &self.fleet;
         let slot = fleet.random_slot(random);
         match kind {
-            Kind::Kill => fleet.kill(slot).await?,
-            Kind::Term => fleet.terminate(slot).await?,
+            Kind::Kill => fleet.kill(fleet.random_victim(random)).await?,
+            Kind::Term => fleet.terminate(fleet.random_victim(random)).await?,
             Kind::Stop => fleet.suspend(slot, outage(random)).await,
-            Kind::ScriptHost => fleet.kill_script_host(random).await,
+            Kind::ScriptHost => return Ok(fleet.kill_script_host(random).await),
             Kind::Backends => self.terminate_backends(random).await?,
             Kind::ServerKill => self.kill_server(random).await?,
             Kind::ServerCrash => {
                 let from = now();
-                self.server.kill_one_backend(random);
+                if !self.server.kill_one_backend(random) {
+                    return Ok(false);
+                }
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 self.until_server_answers(from).await?;
             }
@@ -190,8 +233,9 @@ impl Faults {
                 fleet.disturb(slot, Mode::BlackHole, outage(random), reset).await;
             }
             Kind::Late => {
-                // A new connection takes about ten answers, and that must be possible within the threshold.
-                let late = Mode::Late(milliseconds(random, 30..250));
+                // A new connection takes about ten answers, and that must be possible within the threshold. Behind a
+                // pooler a heartbeat takes four, and the worker waits a second for it.
+                let late = Mode::Late(milliseconds(random, if Shape::of(slot).pooled { 30..100 } else { 30..250 }));
                 fleet.disturb(slot, late, milliseconds(random, 1000..6000), false).await;
             }
             Kind::RowLocks => self.lock_rows(random).await?,
@@ -201,16 +245,21 @@ impl Faults {
                 self.driver.hold_keyed_add(random, length).await?;
             }
             Kind::Connections => self.use_up_connections(random).await?,
-            Kind::WalFull => self.fill_wal(random).await?,
+            Kind::WalFull => return self.fill_wal(random).await,
+            Kind::Pooler => {
+                let from = now();
+                self.server.restart_pooler(outage(random)).await?;
+                fleet.pooler_was_away(from);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn terminate_backends(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
         let mut connection = self.driver.connect().await?;
         let backends: Vec<i32> = sqlx::query_scalar(
             "select pid from pg_stat_activity
-             where backend_type = 'client backend' and pid <> pg_backend_pid() and application_name <> $1",
+             where backend_type = 'client backend' and pid <> pg_backend_pid() and not starts_with(application_name, $1)",
         )
         .bind(NODE)
         .fetch_all(&mut connection)
@@ -225,7 +274,7 @@ impl Faults {
 
     async fn kill_server(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
         let from = now();
-        self.server.kill().await;
+        self.server.kill();
         // Mostly back at once; sometimes away for longer than the recovery threshold.
         let away = if random.u8(..4) == 0 {
             THRESHOLD + milliseconds(random, 500..3000)
@@ -309,8 +358,8 @@ impl Faults {
     }
 
     /// Fills the small disk with a file, writes WAL until PostgreSQL fails, and makes room again.
-    async fn fill_wal(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
-        let Some(wal) = &self.wal else { return Ok(()) };
+    async fn fill_wal(&self, random: &mut fastrand::Rng) -> Result<bool, Failure> {
+        let Some(wal) = &self.wal else { return Ok(false) };
         let ballast = wal.join("ballast");
         let mut connection = self.driver.connect().await?;
         let filled = fill(&ballast);
@@ -328,7 +377,8 @@ impl Faults {
         std::fs::remove_file(&ballast)?;
         // PostgreSQL stops for good if it finds no room for its recovery either.
         self.server.restart().await?;
-        self.until_server_answers(from).await
+        self.until_server_answers(from).await?;
+        Ok(failed)
     }
 }
 

@@ -2,9 +2,11 @@
 
 use crate::Failure;
 use crate::check::{Ending, Evidence, Process};
+use crate::load::Driver;
 use crate::proxy::{Link, Mode};
-use crate::record::{Journal, Nanos, Span, journal_path, lock, now, read_journal};
+use crate::record::{Journal, Line, Nanos, Span, journal_path, lock, now, read_journal};
 use crate::server::{Server, children_of, signal};
+use crate::worker::FLAG;
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::HashMap;
@@ -19,8 +21,55 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 /// One of this many workers runs scripts: each needs a Node of its own.
 const SCRIPTS_IN_ONE_OF: usize = 3;
 
-/// The application_name of Node's workers.
+/// The application_name of Node's workers begins with this.
 pub(crate) const NODE: &str = "torture-node";
+
+/// How a worker differs from the others. The number of its slot decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Connects through PgBouncer, if there is one.
+    pub(crate) pooled: bool,
+    unprepared: bool,
+    local_time: bool,
+    /// Forbids the flag. The first two workers never do, so that every job can run.
+    forbids: bool,
+    /// Seconds by which its clock is ahead. Not that of a worker that uses local time.
+    shift: i64,
+}
+
+impl Shape {
+    pub(crate) fn of(slot: usize) -> Shape {
+        let sign = if (slot / 5).is_multiple_of(2) { 1 } else { -1 };
+        Shape {
+            pooled: slot % 5 == 1,
+            unprepared: slot % 5 == 4,
+            local_time: slot % 5 == 2,
+            forbids: matches!(slot % 5, 2 | 3),
+            shift: match slot % 5 {
+                3 => sign * -7 * 60,
+                4 => sign * 3600,
+                _ => 0,
+            },
+        }
+    }
+}
+
+/// Builds the libraries that shift the clocks of workers.
+pub(crate) fn build_clocks(folder: &Path, workers: usize) -> Result<HashMap<i64, PathBuf>, Failure> {
+    let source = folder.join("shifted_clock.c");
+    std::fs::write(&source, include_str!("../../crates/graphile_worker/tests/it/shifted_clock.c"))?;
+    let mut clocks = HashMap::new();
+    for shift in (0..workers).map(|slot| Shape::of(slot).shift).filter(|shift| *shift != 0) {
+        let library = folder.join(format!("clock{shift}.so"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", &format!("-DSHIFT={shift}"), "-o"]).arg(&library).arg(&source).arg("-ldl");
+        if !compiler.status()?.success() {
+            return Err("cc failed".into());
+        }
+        clocks.insert(shift, library);
+    }
+    Ok(clocks)
+}
 
 /// Where `make npm` puts Node's worker.
 pub(crate) fn node_modules() -> PathBuf {
@@ -45,21 +94,38 @@ pub(crate) fn write_scripts(folder: &Path) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(scripts))
 }
 
+/// What worker processes are started with.
+pub(crate) struct Supplies {
+    /// A folder of scripts, which some workers run.
+    pub(crate) scripts: Option<PathBuf>,
+    /// The libraries that shift clocks, by seconds.
+    pub(crate) clocks: HashMap<i64, PathBuf>,
+    /// When the crontab's clock started: in milliseconds since 1970, and as a time of the records.
+    pub(crate) cron: (i64, Nanos),
+}
+
 pub(crate) struct Fleet {
     folder: PathBuf,
     server: Arc<Server>,
-    cron_start: i64,
+    driver: Arc<Driver>,
+    supplies: Supplies,
     /// Ours first, then those of Node's workers.
     slots: Vec<Slot>,
     ours: usize,
     processes: Mutex<Vec<Process>>,
     cut_off: Mutex<HashMap<usize, Vec<Span>>>,
-    /// A folder of scripts, which some workers run.
-    scripts: Option<PathBuf>,
+    /// Jobs that were freed from killed workers of Node, and how often.
+    unlocked: Mutex<HashMap<i64, i16>>,
     killed_hosts: Mutex<HashMap<i32, Nanos>>,
     /// What was done to whom, for people who debug a failed run.
     pub(crate) journal: Journal,
 }
+
+/// What runs in a slot: the number of the process, and its handle.
+type Place = Option<(u32, Child)>;
+
+/// The places of Node's workers while none of them runs.
+pub(crate) type NodePlaces<'f> = Vec<(usize, tokio::sync::MutexGuard<'f, Place>)>;
 
 /// A place for one worker process after the other.
 struct Slot {
@@ -67,17 +133,17 @@ struct Slot {
     /// Held while a fault uses the link.
     link_in_use: tokio::sync::Mutex<()>,
     /// Held while a fault does something to the process.
-    child: tokio::sync::Mutex<Option<(u32, Child)>>,
+    child: tokio::sync::Mutex<Place>,
 }
 
 impl Fleet {
     pub(crate) async fn start(
         folder: &Path,
         server: &Arc<Server>,
+        driver: &Arc<Driver>,
         links: Vec<Link>,
         node_links: Vec<Link>,
-        scripts: Option<PathBuf>,
-        cron_start: i64,
+        supplies: Supplies,
     ) -> Result<Fleet, Failure> {
         let ours = links.len();
         let slots = links.into_iter().chain(node_links).map(|link| Slot {
@@ -88,12 +154,13 @@ impl Fleet {
         let fleet = Fleet {
             folder: folder.to_owned(),
             server: server.clone(),
-            cron_start,
+            driver: driver.clone(),
+            supplies,
             slots: slots.collect(),
             ours,
             processes: Mutex::default(),
             cut_off: Mutex::default(),
-            scripts,
+            unlocked: Mutex::default(),
             killed_hosts: Mutex::default(),
             journal: Journal::open(&folder.join("faults.jsonl"))?,
         };
@@ -113,9 +180,15 @@ impl Fleet {
         self.ours
     }
 
-    /// The slot of one of our workers. Nobody recovers the jobs of Node's workers, so faults leave those alone.
+    /// The slot of one of our workers. Node's worker may lose the answer to a claim with its connection, and then nothing
+    /// frees the job for four hours: faults of connections leave Node's workers alone.
     pub(crate) fn random_slot(&self, random: &mut fastrand::Rng) -> usize {
         random.usize(..self.ours)
+    }
+
+    /// The slot of any worker, for faults that end its process.
+    pub(crate) fn random_victim(&self, random: &mut fastrand::Rng) -> usize {
+        random.usize(..self.slots.len())
     }
 
     /// Writes down what a fault does.
@@ -133,7 +206,13 @@ impl Fleet {
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(self.folder.join(format!("worker-{number}.log")))?);
         let child = command.spawn()?;
-        let process = Process { number, slot, pid: child.id(), started: now(), ..Process::default() };
+        let (forbids, shift) = if slot < self.ours {
+            let shape = Shape::of(slot);
+            (shape.forbids, if self.supplies.clocks.contains_key(&shape.shift) { shape.shift } else { 0 })
+        } else {
+            (self.node_forbids(slot), 0)
+        };
+        let process = Process { number, slot, pid: child.id(), started: now(), forbids, shift, ..Process::default() };
         lock(&self.processes).push(process);
         self.note("start", json!({ "process": number, "slot": slot, "pid": child.id() }));
         Ok((number, child))
@@ -148,14 +227,22 @@ impl Fleet {
             .arg(&self.folder)
             .args(["--process", &number.to_string()])
             .args(["--concurrency", ["4", "10", "2", "24"][slot % 4]])
-            .args(["--cron-start", &self.cron_start.to_string()]);
-        if slot % 3 == 1 {
+            .args(["--cron-start", &self.supplies.cron.0.to_string()])
+            .args(["--cron-started", &self.supplies.cron.1.to_string()]);
+        let shape = Shape::of(slot);
+        if shape.unprepared {
             command.arg("--unprepared");
         }
-        if slot % 4 == 2 {
+        if shape.local_time {
             command.arg("--local-time");
         }
-        if let Some(scripts) = &self.scripts
+        if shape.forbids {
+            command.arg("--forbids");
+        }
+        if let Some(clock) = self.supplies.clocks.get(&shape.shift) {
+            command.env("LD_PRELOAD", clock);
+        }
+        if let Some(scripts) = &self.supplies.scripts
             && slot.is_multiple_of(SCRIPTS_IN_ONE_OF)
         {
             command.arg("--scripts").arg(scripts).arg("--node").arg(node_program());
@@ -165,14 +252,22 @@ impl Fleet {
     }
 
     fn node_worker(&self, slot: usize, number: u32) -> Command {
-        let url = format!("{}?application_name={NODE}", self.server.url(self.slots[slot].link.port()));
+        let url = format!("{}?application_name={}", self.server.url(self.slots[slot].link.port()), node_name(number));
         let mut command = Command::new(node_program());
         command
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node_worker.cjs"))
             .arg(node_modules().join("graphile-worker"))
             .arg(url)
             .arg(journal_path(&self.folder, number));
+        if self.node_forbids(slot) {
+            command.arg(FLAG);
+        }
         command
+    }
+
+    /// Every other of Node's workers forbids the flag.
+    fn node_forbids(&self, slot: usize) -> bool {
+        (slot - self.ours) % 2 == 1
     }
 
     fn change(&self, number: u32, change: impl FnOnce(&mut Process)) {
@@ -187,12 +282,56 @@ impl Fleet {
     /// SIGKILL, then a new process.
     pub(crate) async fn kill(&self, slot: usize) -> Result<(), Failure> {
         let mut place = self.slots[slot].child.lock().await;
-        if let Some((number, mut child)) = place.take() {
-            child.kill()?;
-            child.wait()?;
-            self.ended(number, Ending::Killed);
-        }
+        self.kill_process(slot, &mut place).await?;
         *place = Some(self.start_process(slot)?);
+        Ok(())
+    }
+
+    async fn kill_process(&self, slot: usize, place: &mut Place) -> Result<(), Failure> {
+        let Some((number, mut child)) = place.take() else { return Ok(()) };
+        child.kill()?;
+        child.wait()?;
+        self.ended(number, Ending::Killed);
+        if slot >= self.ours {
+            self.unlock_node(number).await?;
+        }
+        Ok(())
+    }
+
+    /// Does what an operator does after a worker of Node's has died: its jobs stay locked for four hours otherwise.
+    async fn unlock_node(&self, number: u32) -> Result<(), Failure> {
+        let lines = read_journal(&self.folder, number);
+        let ids: Vec<&str> = lines
+            .iter()
+            .filter_map(|line| match line {
+                Line::NodeId { worker } => Some(worker.as_str()),
+                _ => None,
+            })
+            .collect();
+        let jobs = self.driver.unlock(&node_name(number), &ids).await?;
+        self.note("unlock", json!({ "process": number, "workers": ids, "jobs": jobs }));
+        for job in jobs {
+            *lock(&self.unlocked).entry(job).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Kills Node's workers before a fault of the server: if the answer to a claim gets lost, nothing frees its job for
+    /// four hours. None of them starts until [`Fleet::start_node_workers`].
+    pub(crate) async fn kill_node_workers(&self) -> Result<NodePlaces<'_>, Failure> {
+        let mut places = Vec::new();
+        for slot in self.ours..self.slots.len() {
+            let mut place = self.slots[slot].child.lock().await;
+            self.kill_process(slot, &mut place).await?;
+            places.push((slot, place));
+        }
+        Ok(places)
+    }
+
+    pub(crate) fn start_node_workers(&self, places: NodePlaces<'_>) -> Result<(), Failure> {
+        for (slot, mut place) in places {
+            *place = Some(self.start_process(slot)?);
+        }
         Ok(())
     }
 
@@ -201,6 +340,10 @@ impl Fleet {
         let mut place = self.slots[slot].child.lock().await;
         if let Some((number, child)) = place.take() {
             self.terminate_process(number, child).await?;
+            if slot >= self.ours {
+                // A job that ends while Node's worker stops may stay locked: `stop` returns before its outcome is written.
+                self.unlock_node(number).await?;
+            }
         }
         *place = Some(self.start_process(slot)?);
         Ok(())
@@ -254,23 +397,33 @@ impl Fleet {
         }
     }
 
+    /// PgBouncer did not answer until now.
+    pub(crate) fn pooler_was_away(&self, from: Nanos) {
+        for slot in (0..self.ours).filter(|slot| Shape::of(*slot).pooled) {
+            lock(&self.cut_off).entry(slot).or_default().push(Span { from, to: now() });
+        }
+    }
+
     /// Closes all connections of the slot.
     pub(crate) fn reset(&self, slot: usize) {
         self.note("reset", json!({ "slot": slot }));
         self.slots[slot].link.reset();
     }
 
-    /// Kills the process in which one of the workers runs scripts, if there is one.
-    pub(crate) async fn kill_script_host(&self, random: &mut fastrand::Rng) {
+    /// Kills the process in which one of the workers runs scripts. Returns whether there was one.
+    pub(crate) async fn kill_script_host(&self, random: &mut fastrand::Rng) -> bool {
         let slot = random.usize(..self.ours.div_ceil(SCRIPTS_IN_ONE_OF)) * SCRIPTS_IN_ONE_OF;
         let place = self.slots[slot].child.lock().await;
-        let Some((number, child)) = place.as_ref() else { return };
+        let Some((number, child)) = place.as_ref() else { return false };
+        let mut killed = false;
         let children = i32::try_from(child.id()).map(children_of).unwrap_or_default();
         for host in children.into_iter().filter(|pid| is_node(*pid)) {
             signal(host, Signal::KILL);
             self.note("kill host", json!({ "process": number, "host": host }));
             lock(&self.killed_hosts).insert(host, now());
+            killed = true;
         }
+        killed
     }
 
     /// Starts processes anew that ended by themselves, and samples the memory of all.
@@ -336,9 +489,15 @@ impl Fleet {
             processes,
             cut_off: lock(&self.cut_off).clone(),
             killed_hosts: lock(&self.killed_hosts).clone(),
+            unlocked: lock(&self.unlocked).clone(),
             ..Evidence::default()
         }
     }
+}
+
+/// The application_name of the process with this number, which is one of Node's workers.
+fn node_name(number: u32) -> String {
+    format!("{NODE}-{number}")
 }
 
 fn send(child: &Child, which: Signal) {

@@ -3,8 +3,8 @@
 
 use crate::Failure;
 use crate::check::{AddedEvent, AddedJob, CallError, Load};
-use crate::record::{Nanos, lock, now};
-use crate::worker::{Payload, SCRIPTED};
+use crate::record::{MILLISECOND, Nanos, lock, now};
+use crate::worker::{FLAG, LIMITED, Payload, SCRIPTED};
 use chrono::{TimeDelta, Utc};
 use graphile_worker::{CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, WorkerUtils};
 use serde_json::{Value, json};
@@ -22,6 +22,10 @@ const BACKLOG: i64 = 1200;
 
 /// Queues that one producer fills, whose jobs never fail: they must run in order.
 pub(crate) const STRICT_QUEUES: usize = 6;
+
+/// Steps of our ledger (`migrate.rs` of the library): the SQL functions with the columns of `_rs_workers`, the indexes.
+const FUNCTIONS_STEP: i32 = 7;
+const INDEXES_STEP: i32 = 8;
 
 /// How many ids the operator remembers.
 const RECENT: usize = 200;
@@ -211,7 +215,7 @@ impl Driver {
 
     async fn add_by_sql(&self, identifier: &str, payload: &Value, spec: &JobSpec) -> sqlx::Result<i64> {
         let sql =
-            "select id from graphile_worker.add_job($1, $2::json, $3, $4, $5, $6, $7, null, coalesce($8, 'replace'))";
+            "select id from graphile_worker.add_job($1, $2::json, $3, $4, $5, $6, $7, $8, coalesce($9, 'replace'))";
         sqlx::query_scalar(sql)
             .bind(identifier)
             .bind(payload.to_string())
@@ -220,6 +224,7 @@ impl Driver {
             .bind(spec.max_attempts.map(i32::from))
             .bind(&spec.job_key)
             .bind(spec.priority.map(i32::from))
+            .bind(&spec.flags)
             .bind(spec.job_key_mode.map(JobKeyMode::as_str))
             .fetch_one(&self.pool)
             .await
@@ -248,6 +253,10 @@ impl Driver {
                 payload.work_ms = Some(random.u64(..60));
                 SCRIPTED
             }
+            5..9 => {
+                payload.work_ms = Some(random.u64(20..150));
+                LIMITED
+            }
             0..55 => "plain",
             55..58 => {
                 payload.work_ms = Some(random.u64(300..2500));
@@ -259,7 +268,7 @@ impl Driver {
             }
             70..73 => "fatal",
             73..79 => {
-                payload.snooze_until = Some(Utc::now().timestamp_millis() + random.i64(0..1500));
+                payload.snooze_until = Some(now() + random.u64(0..1500) * MILLISECOND);
                 "snoozing"
             }
             79..93 => {
@@ -278,6 +287,10 @@ impl Driver {
         }
         if random.u8(..10) == 0 {
             spec = spec.priority(random.i16(-2..3));
+        }
+        if random.u8(..12) == 0 {
+            spec = spec.flags(vec![FLAG.to_owned()]);
+            payload.flag = Some(FLAG.to_owned());
         }
         RawJobSpec { identifier: task.to_owned(), payload: json!(payload), spec: spec.build() }
     }
@@ -447,8 +460,19 @@ impl Driver {
         }
     }
 
-    /// Cleans up and migrates again and again.
+    /// Cleans up and migrates again and again. Leaves the schema complete.
     async fn tidy(self: Arc<Self>, mut random: fastrand::Rng) {
+        self.tidy_until_over(&mut random).await;
+        for _ in 0..20 {
+            let migrated = self.utils.migrate().await;
+            if self.called("migrate", migrated).await.is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn tidy_until_over(&self, random: &mut fastrand::Rng) {
         while !self.is_over() {
             let all =
                 [CleanupTask::GcTaskIdentifiers, CleanupTask::GcJobQueues, CleanupTask::DeletePermanentlyFailedJobs];
@@ -456,11 +480,64 @@ impl Driver {
             let cleaned = self.utils.cleanup(&some).await;
             self.called("cleanup", cleaned).await;
             if random.u8(..4) == 0 {
+                let undone = self.undo_a_step(random).await;
+                self.called("undo a step", undone).await;
                 let migrated = self.utils.migrate().await;
-                self.called("migrate", migrated).await;
+                if let Some(migration) = self.called("migrate", migrated).await {
+                    lock(&self.load).migrations += u64::from(migration.changed);
+                }
             }
             tokio::time::sleep(Duration::from_millis(random.u64(200..1500))).await;
         }
+    }
+}
+
+impl Driver {
+    /// Makes the schema look like that of the release before, so that `migrate` has something to do beside running
+    /// workers: to install the functions and the columns of the last step, or to build an index.
+    async fn undo_a_step(&self, random: &mut fastrand::Rng) -> sqlx::Result<()> {
+        let index = random.choice(["_rs_jobs_unqueued", "_rs_jobs_queued", "_rs_jobs_by_queue", "_rs_jobs_by_task"]);
+        let (step, index) = if random.bool() { (FUNCTIONS_STEP, None) } else { (INDEXES_STEP, index) };
+        if let Some(index) = index {
+            let drop = format!("drop index concurrently if exists graphile_worker.{index}");
+            sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&self.pool).await?;
+        }
+        let forget = "delete from graphile_worker._rs_additions where id = $1";
+        sqlx::query(forget).bind(step).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Frees the jobs of one of Node's workers that was killed, and returns them. Nothing else would free them for four
+    /// hours. Waits for the end of the sessions first: a claim may still be under way there.
+    pub(crate) async fn unlock(&self, application: &str, workers: &[&str]) -> Result<Vec<i64>, Failure> {
+        let mut jobs = Vec::new();
+        let end = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            match self.try_unlock(application, workers, &mut jobs).await {
+                Ok(true) => return Ok(jobs),
+                Err(error) if tokio::time::Instant::now() > end => return Err(error),
+                Ok(false) if tokio::time::Instant::now() > end => {
+                    return Err(format!("the sessions of {application} do not end").into());
+                }
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    async fn try_unlock(&self, application: &str, workers: &[&str], jobs: &mut Vec<i64>) -> Result<bool, Failure> {
+        let sessions = "select count(*) from pg_stat_activity where application_name = $1";
+        if sqlx::query_scalar::<_, i64>(sessions).bind(application).fetch_one(&self.pool).await? > 0 {
+            return Ok(false);
+        }
+        let held = "select id from graphile_worker._private_jobs where locked_by = any ($1)";
+        let held: Vec<i64> = sqlx::query_scalar(held).bind(workers).fetch_all(&self.pool).await?;
+        for id in held {
+            if !jobs.contains(&id) {
+                jobs.push(id);
+            }
+        }
+        self.utils.force_unlock_workers(workers).await?;
+        Ok(true)
     }
 }
 

@@ -6,6 +6,8 @@
 mod check;
 mod faults;
 mod fleet;
+mod kept;
+mod lacking;
 mod load;
 mod proxy;
 mod record;
@@ -14,7 +16,8 @@ mod worker;
 
 use crate::check::{Cron, Ended, Evidence, Idle, Verdict};
 use crate::faults::{Faults, Kind};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Shape, Supplies};
+use crate::lacking::Skipped;
 use crate::load::{Driver, Part};
 use crate::proxy::Link;
 use crate::record::{MILLISECOND, SECOND, lock, now};
@@ -22,25 +25,30 @@ use crate::server::Server;
 use crate::worker::{WorkerArguments, cron_time};
 use chrono::{TimeDelta, Utc};
 use clap::Parser;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The seeds of `--short`, and how long each runs.
-const SHORT_SEEDS: [u64; 2] = [1, 2];
-const SHORT_SECONDS: u64 = 15;
-
 const DEFAULT_SECONDS: u64 = 60;
+
+/// A run of this length or longer inflicts each kind of fault at least once.
+const FULL_RUN: Duration = Duration::from_secs(60);
 
 /// How long the fleet may take to finish what is left after the faults.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 const IDLE_TIME: Duration = Duration::from_secs(5);
+
+/// How long PgBouncer may take to answer.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Set in the process that has a mount namespace of its own.
 const OWN_MOUNTS: &str = "GRAPHILE_WORKER_TORTURE_OWN_MOUNTS";
@@ -67,12 +75,15 @@ struct Arguments {
     /// How many worker processes run
     #[arg(long, default_value_t = 5)]
     workers: usize,
-    /// Adds two of Node's workers; leaves out faults of the server, after which nobody recovers their jobs
+    /// Adds two of Node's workers
     #[arg(long)]
     node: bool,
-    /// Runs the fixed seeds that CI runs, 15 seconds each
-    #[arg(long, conflicts_with_all = ["seed", "minutes", "seconds"])]
+    /// Runs what CI runs: some of the kept seeds for a short time, and one seed with Node's workers
+    #[arg(long, conflicts_with_all = ["seed", "minutes", "seconds", "faults", "without", "node", "kept"])]
     short: bool,
+    /// Runs every seed that ever failed (seeds.txt), with its options
+    #[arg(long, conflicts_with_all = ["seed", "minutes", "seconds", "faults", "without", "node"])]
+    kept: bool,
     /// Keeps the folder with all records even if no invariant is violated
     #[arg(long)]
     keep: bool,
@@ -130,44 +141,71 @@ fn torture(arguments: Arguments) -> Result<bool, Failure> {
             }
         });
     }
-    if let Some(status) = restart_with_own_mounts(&arguments)? {
-        std::process::exit(status);
-    }
-    let seeds = match arguments.seed {
-        _ if arguments.short => SHORT_SEEDS.to_vec(),
-        Some(seed) => vec![seed],
-        None => vec![fastrand::u64(..1_000_000)],
+    let keep = arguments.keep;
+    let mut runs = match &arguments {
+        Arguments { short: true, .. } => kept::ci()?,
+        Arguments { kept: true, .. } => kept::all()?,
+        _ => vec![arguments],
     };
-    let seconds = match (arguments.minutes, arguments.seconds) {
-        _ if arguments.short => SHORT_SECONDS,
-        (Some(minutes), _) => minutes * 60,
-        (None, seconds) => seconds.unwrap_or(DEFAULT_SECONDS),
-    };
-    let mut all_hold = true;
-    for seed in seeds {
-        all_hold &= runtime.block_on(one_seed(&arguments, seed, Duration::from_secs(seconds)))?;
+    if runs.iter().any(|run| run.wants(Kind::WalFull)) {
+        restart_with_own_mounts()?;
     }
-    Ok(all_hold)
+    let (count, mut failed) = (runs.len(), Vec::new());
+    for run in &mut runs {
+        run.keep |= keep;
+        let (seed, length) = (run.seed.unwrap_or_else(|| fastrand::u64(..1_000_000)), run.length());
+        if !runtime.block_on(one_seed(run, seed, length))? {
+            failed.push(repeat(run, seed, length));
+        }
+    }
+    if count > 1 {
+        println!("{} of {count} runs passed", count - failed.len());
+        for options in &failed {
+            println!("  failed: make torture TORTURE=\"{options}\"");
+        }
+    }
+    Ok(failed.is_empty())
+}
+
+impl Arguments {
+    /// Whether faults of this kind are to occur.
+    fn wants(&self, kind: Kind) -> bool {
+        self.faults.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+    }
+
+    /// How long the faults last.
+    fn length(&self) -> Duration {
+        let minutes = self.minutes.map(|minutes| minutes * 60);
+        Duration::from_secs(minutes.or(self.seconds).unwrap_or(DEFAULT_SECONDS))
+    }
 }
 
 /// The fault `wal-full` mounts a small disk. In a mount namespace of its own, nothing stays mounted whatever happens.
-fn restart_with_own_mounts(arguments: &Arguments) -> Result<Option<i32>, Failure> {
-    let chosen = arguments.faults.as_ref().is_none_or(|kinds| kinds.contains(&Kind::WalFull));
-    let wanted = chosen && !arguments.node;
-    if !wanted || std::env::var_os(OWN_MOUNTS).is_some() || !rustix::process::getuid().is_root() {
-        return Ok(None);
-    }
-    let possible =
-        std::process::Command::new("unshare").args(["--mount", "true"]).stderr(std::process::Stdio::null()).status();
-    if !possible.is_ok_and(|status| status.success()) {
-        return Ok(None);
+fn restart_with_own_mounts() -> Result<(), Failure> {
+    if std::env::var_os(OWN_MOUNTS).is_some() || own_mounts().is_err() {
+        return Ok(());
     }
     let mut again = std::process::Command::new("unshare");
     again.arg("--mount").arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(OWN_MOUNTS, "1");
     Err(Box::new(std::os::unix::process::CommandExt::exec(&mut again)))
 }
 
-/// One run, from the start of the server to the verdict.
+/// Whether this process may have mounts of its own.
+fn own_mounts() -> Result<(), Skipped> {
+    let what = "wal-full";
+    if !rustix::process::getuid().is_root() {
+        return Err(Skipped::not_allowed(what, "only root may mount the small disk that it fills"));
+    }
+    let unshared =
+        std::process::Command::new("unshare").args(["--mount", "true"]).stderr(std::process::Stdio::null()).status();
+    match unshared {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(Skipped::not_allowed(what, "this machine allows no mount namespace (`unshare --mount`)")),
+        Err(error) => Err(Skipped::install(what, format!("`unshare` cannot be run ({error}): install util-linux"))),
+    }
+}
+
+/// One run, from the start of the server to the verdict. Returns whether it passed.
 async fn one_seed(arguments: &Arguments, seed: u64, length: Duration) -> Result<bool, Failure> {
     let folder = std::env::temp_dir().join(format!("gw-torture-{seed}-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
@@ -181,23 +219,26 @@ async fn one_seed(arguments: &Arguments, seed: u64, length: Duration) -> Result<
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
             ended = run.fleet.watch() => Err(ended.err().unwrap_or_else(|| "the watch ended".into())),
             () = run.probe() => Err("the probe ended".into()),
+            () = run.probe_pooler() => Err("the probe of PgBouncer ended".into()),
         };
         if evidence.is_err() {
             run.fleet.abandon().await;
         }
         run.driver.pool.close().await;
-        evidence.map(|evidence| (check::check(&evidence), lock(&run.faults.counts).clone(), away(&evidence)))
+        evidence.map(|evidence| (run.summary(arguments, &evidence), check::check(&evidence)))
     };
     let ended = story.await;
     server.stop();
-    if let Some(wal) = wal_folder(&folder) {
+    if let Some(wal) = wal_folder(&folder).filter(|wal| wal.exists()) {
         let _ = std::process::Command::new("umount").arg(wal).status();
     }
-    let (verdicts, counts, away) = ended.inspect_err(|_| println!("records are kept in {}", folder.display()))?;
-    let counts: Vec<String> = counts.iter().map(|(kind, count)| format!("{} {count}", name(*kind))).collect();
-    println!("faults: {}", counts.join(", "));
-    println!("the server was away for {away:.1} s");
-    let holds = report(&verdicts);
+    let (summary, verdicts) = ended.inspect_err(|_| println!("records are kept in {}", folder.display()))?;
+    println!("{}", summary.text);
+    let (lines, complete) = lacking::report(&summary.skipped, &summary.missing, length >= FULL_RUN, lacking::is_ci());
+    let holds = report(&verdicts) && complete;
+    for line in lines {
+        println!("{line}");
+    }
     if holds && !arguments.keep {
         std::fs::remove_dir_all(&folder)?;
     } else {
@@ -211,6 +252,14 @@ async fn one_seed(arguments: &Arguments, seed: u64, length: Duration) -> Result<
 fn away(evidence: &Evidence) -> f64 {
     let spans = check::merged(evidence.server_away.clone());
     spans.iter().map(|span| span.to - span.from).sum::<u64>() as f64 / SECOND as f64
+}
+
+/// What a run consisted of.
+struct Summary {
+    text: String,
+    skipped: Vec<Skipped>,
+    /// Faults that were to occur and did not.
+    missing: Vec<String>,
 }
 
 fn repeat(arguments: &Arguments, seed: u64, length: Duration) -> String {
@@ -234,28 +283,45 @@ struct Run {
     fleet: Arc<Fleet>,
     driver: Arc<Driver>,
     faults: Arc<Faults>,
-    has_scripts: bool,
+    skipped: Vec<Skipped>,
     random: std::sync::Mutex<fastrand::Rng>,
     cron_start: i64,
     cron_started: u64,
-    /// Transactions of the probe.
-    probes: AtomicI64,
+    /// Set while the fleet is measured: the probes would be counted, too.
+    is_measured: AtomicBool,
 }
 
 impl Run {
     async fn start(arguments: &Arguments, seed: u64, folder: &Path, server: Arc<Server>) -> Result<Run, Failure> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let wal = small_wal_disk(folder, &server).await?;
+        let mut skipped = Vec::new();
+        let wal = if arguments.wants(Kind::WalFull) {
+            small_wal_disk(folder, &server).await?.map_err(|lacking| skipped.push(lacking)).ok()
+        } else {
+            None
+        };
+        if let Err(error) = server.start_pooler() {
+            skipped.push(Skipped::install("pooler", error.to_string()));
+        }
         let link = Link::open(server.port(), random.fork()).await?;
         // The jobs of a batch have the same run_at, and Node's worker does not order those by id.
         let strict_batch = if arguments.node { 1 } else { 6 };
-        let wants_scripts = arguments.faults.as_ref().is_none_or(|kinds| kinds.contains(&Kind::ScriptHost));
+        let wants_scripts = arguments.wants(Kind::ScriptHost);
         let scripts = if wants_scripts { fleet::write_scripts(folder)? } else { None };
+        if wants_scripts && scripts.is_none() {
+            skipped.push(Skipped::install("script-host", "Node is not installed"));
+        }
+        let workers = arguments.workers.max(1);
+        let clocks = fleet::build_clocks(folder, workers).unwrap_or_else(|error| {
+            skipped.push(Skipped::install("shifted clocks", format!("they need a C compiler (`cc`): {error}")));
+            HashMap::new()
+        });
         let driver = Driver::new(&server.url(link.port()), strict_batch, scripts.is_some())?;
         driver.migrate().await?;
         let mut links = Vec::new();
-        for _ in 0..arguments.workers.max(1) {
-            links.push(Link::open(server.port(), random.fork()).await?);
+        for slot in 0..workers {
+            let pooler = server.pooler_port().filter(|_| Shape::of(slot).pooled);
+            links.push(Link::open(pooler.unwrap_or_else(|| server.port()), random.fork()).await?);
         }
         let mut node_links = Vec::new();
         if arguments.node && fleet::node_modules().join("graphile-worker").exists() {
@@ -263,10 +329,11 @@ impl Run {
                 node_links.push(Link::open(server.port(), random.fork()).await?);
             }
         } else if arguments.node {
-            println!("--node is skipped: run `make npm` first");
+            skipped.push(Skipped::install("Node's workers", "their package is not installed: run `make npm`"));
         }
         let (cron_start, cron_started) = (Utc::now().timestamp_millis(), now());
-        let fleet = Arc::new(Fleet::start(folder, &server, links, node_links, scripts.clone(), cron_start).await?);
+        let supplies = Supplies { scripts, clocks, cron: (cron_start, cron_started) };
+        let fleet = Arc::new(Fleet::start(folder, &server, &driver, links, node_links, supplies).await?);
         let faults = Arc::new(Faults {
             server: server.clone(),
             fleet: fleet.clone(),
@@ -275,17 +342,16 @@ impl Run {
             server_in_use: Arc::default(),
             counts: std::sync::Mutex::default(),
         });
-        let has_scripts = scripts.is_some();
         Ok(Run {
             server,
             fleet,
             driver,
             faults,
-            has_scripts,
+            skipped,
             random: std::sync::Mutex::new(random),
             cron_start,
             cron_started,
-            probes: AtomicI64::new(0),
+            is_measured: AtomicBool::new(false),
         })
     }
 
@@ -295,14 +361,14 @@ impl Run {
             Ok(count >= self.fleet.ours() as i64)
         })
         .await?;
-        let cron_first = cron_time(self.cron_start, Utc::now()) + TimeDelta::minutes(1);
+        let cron_first = cron_time(self.cron_start, self.cron_started) + TimeDelta::minutes(1);
 
         let (mut load, fault_random) = {
             let mut random = lock(&self.random);
             (self.driver.start(&mut random, &arguments.without), random.fork())
         };
         let end = Instant::now() + length;
-        self.faults.clone().run(self.kinds(arguments), fault_random, end).await?;
+        self.faults.clone().run(self.kinds(arguments), fault_random, end, length >= FULL_RUN).await?;
         tokio::time::sleep_until(end).await;
         self.driver.stop();
         while let Some(ended) = load.join_next().await {
@@ -320,27 +386,41 @@ impl Run {
             .await
             .is_ok()
             .then(|| now() - draining);
-        let cron_last = cron_time(self.cron_start, Utc::now()) - TimeDelta::minutes(2);
+        let cron_last = cron_time(self.cron_start, self.cron_started) - TimeDelta::minutes(2);
         let idle = self.idle().await?;
         self.fleet.stop().await?;
         let cron = Cron { start: self.cron_start, started: self.cron_started, first: cron_first, last: cron_last };
         self.evidence(drained, idle, cron).await
     }
 
+    /// The faults to inflict: those that are wanted and not skipped.
     fn kinds(&self, arguments: &Arguments) -> Vec<Kind> {
         let mut kinds = arguments.faults.clone().unwrap_or_else(|| Kind::ALL.to_vec());
-        if !self.has_scripts && kinds.contains(&Kind::ScriptHost) {
-            println!("script-host is skipped: it needs Node");
-            kinds.retain(|kind| *kind != Kind::ScriptHost);
-        }
-        if arguments.node {
-            kinds.retain(|kind| !kind.is_of_server());
-        }
-        if self.faults.wal.is_none() && kinds.contains(&Kind::WalFull) {
-            println!("wal-full is skipped: it needs root, `unshare` and `mount`");
-            kinds.retain(|kind| *kind != Kind::WalFull);
+        kinds.retain(|kind| !self.skipped.iter().any(|skipped| skipped.what == name(*kind)));
+        if self.fleet.ours() <= 1 {
+            // No worker is behind PgBouncer.
+            kinds.retain(|kind| *kind != Kind::Pooler);
         }
         kinds
+    }
+
+    fn summary(&self, arguments: &Arguments, evidence: &Evidence) -> Summary {
+        let counts = lock(&self.faults.counts).clone();
+        let counts: Vec<String> = counts.iter().map(|(kind, count)| format!("{} {count}", name(*kind))).collect();
+        let (shifted, not_shifted) = check::shifted_clocks(evidence);
+        let mut skipped = self.skipped.clone();
+        if !not_shifted.is_empty() {
+            let why = format!("LD_PRELOAD had no effect on the processes {not_shifted:?}");
+            skipped.push(Skipped::install("shifted clocks", why));
+        }
+        let text = format!(
+            "faults: {}\nworker processes: {}, {shifted} of them with a shifted clock\nthe server was away for {:.1} s",
+            counts.join(", "),
+            evidence.processes.len(),
+            away(evidence)
+        );
+        let missing = self.faults.missing(&self.kinds(arguments)).into_iter().map(name).collect();
+        Summary { text, skipped, missing }
     }
 
     async fn value<T>(&self, sql: &'static str) -> sqlx::Result<T>
@@ -374,8 +454,9 @@ impl Run {
             if connection.is_none() {
                 connection = self.driver.connect().await.ok();
             }
-            if let Some(open) = &mut connection {
-                self.probes.fetch_add(1, Ordering::Relaxed);
+            if self.is_measured.load(Ordering::Relaxed) {
+                last = now();
+            } else if let Some(open) = &mut connection {
                 match sqlx::query("select 1").execute(open).await {
                     Ok(_) => {
                         if now() - last > 700 * MILLISECOND {
@@ -390,17 +471,47 @@ impl Run {
         }
     }
 
+    /// Notes when PgBouncer does not answer: it may need longer than the server to come back.
+    async fn probe_pooler(&self) {
+        let Some(port) = self.server.pooler_port() else { return std::future::pending().await };
+        let mut connection = None;
+        let mut last = now();
+        loop {
+            if connection.is_none() {
+                let url = self.server.url(port.load(Ordering::Relaxed));
+                let options = url.parse::<PgConnectOptions>().map(|options| options.extra_float_digits(None));
+                let Ok(options) = options else { return };
+                let connecting = PgConnection::connect_with(&options);
+                connection = tokio::time::timeout(PROBE_TIMEOUT, connecting).await.ok().and_then(Result::ok);
+            }
+            if self.is_measured.load(Ordering::Relaxed) {
+                last = now();
+            } else if let Some(open) = &mut connection {
+                let answer = tokio::time::timeout(PROBE_TIMEOUT, sqlx::raw_sql("select 1").execute(open)).await;
+                if answer.is_ok_and(|answer| answer.is_ok()) {
+                    if now() - last > 700 * MILLISECOND {
+                        self.fleet.pooler_was_away(last);
+                    }
+                    last = now();
+                } else {
+                    connection = None;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
     /// Measures what the fleet does when there is nothing to do.
     async fn idle(&self) -> Result<Idle, Failure> {
         let transactions =
             "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()";
+        self.is_measured.store(true, Ordering::Relaxed);
         // Backends report their statistics once a second.
         tokio::time::sleep(Duration::from_millis(1200)).await;
-        let probes = self.probes.load(Ordering::Relaxed);
         let (begin, before, cpu_before) = (now(), self.value::<i64>(transactions).await?, self.fleet.cpu().await);
         tokio::time::sleep(IDLE_TIME).await;
         let (end, after, cpu_after) = (now(), self.value::<i64>(transactions).await?, self.fleet.cpu().await);
-        let probes = self.probes.load(Ordering::Relaxed) - probes;
+        self.is_measured.store(false, Ordering::Relaxed);
         let cpu = cpu_after
             .into_iter()
             .filter_map(|(process, seconds)| {
@@ -409,7 +520,7 @@ impl Run {
             })
             .collect();
         let seconds = (end - begin) as f64 / SECOND as f64;
-        Ok(Idle { seconds, transactions: after - before - probes, workers: self.fleet.len(), cpu })
+        Ok(Idle { seconds, transactions: after - before, workers: self.fleet.len(), cpu })
     }
 
     async fn evidence(&self, drained: Option<u64>, idle: Idle, cron: Cron) -> Result<Evidence, Failure> {
@@ -465,15 +576,18 @@ fn wal_folder(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Moves the WAL to a small disk of its own, if this process may mount one.
-async fn small_wal_disk(folder: &Path, server: &Server) -> Result<Option<PathBuf>, Failure> {
-    let Some(wal) = wal_folder(folder) else { return Ok(None) };
+async fn small_wal_disk(folder: &Path, server: &Server) -> Result<Result<PathBuf, Skipped>, Failure> {
+    let Some(wal) = wal_folder(folder) else {
+        let why = own_mounts().err();
+        return Ok(Err(why.unwrap_or_else(|| Skipped::install("wal-full", "it has no mount namespace of its own"))));
+    };
     std::fs::create_dir_all(&wal)?;
     let mount = ["-t", "tmpfs", "-o", "size=112m", "torture-wal"];
     let mounted = std::process::Command::new("mount").args(mount).arg(&wal).status();
     if !mounted.is_ok_and(|status| status.success()) {
-        return Ok(None);
+        return Ok(Err(Skipped::not_allowed("wal-full", "this machine allows no mount of a small disk (tmpfs)")));
     }
-    server.kill().await;
+    server.kill();
     let (old, new) = (server.data().join("pg_wal"), wal.join("pg_wal"));
     let script = "cp -a \"$0\" \"$1\" && rm -r \"$0\" && ln -s \"$1\" \"$0\"";
     let moved = std::process::Command::new("sh").args(["-c", script]).arg(&old).arg(&new).status()?;
@@ -481,7 +595,7 @@ async fn small_wal_disk(folder: &Path, server: &Server) -> Result<Option<PathBuf
         return Err(format!("could not move {} to {}", old.display(), new.display()).into());
     }
     server.restart().await?;
-    Ok(Some(wal))
+    Ok(Ok(wal))
 }
 
 /// Prints a table of the verdicts, and the first violations of each. Returns whether there are none.

@@ -1,8 +1,9 @@
 // A worker of Node's graphile-worker beside ours. Its tasks write the same lines as `worker.rs` does.
-//   node node_worker.cjs PACKAGE URL JOURNAL
+//   node node_worker.cjs PACKAGE URL JOURNAL [FORBIDDEN_FLAG]
 // Stops when its standard input is closed, so that it never outlives the process that started it.
 const fs = require("fs");
-const [, , packagePath, connectionString, journal] = process.argv;
+const { EventEmitter } = require("events");
+const [, , packagePath, connectionString, journal, forbiddenFlag] = process.argv;
 const { run } = require(packagePath);
 
 const file = fs.openSync(journal, "a");
@@ -28,6 +29,7 @@ const task = (name) => async (payload, helpers) => {
     seq: payload.seq ?? null,
     events: Array.isArray(payload) ? payload : [],
     tick: null,
+    flag: payload.flag ?? null,
   });
   const wait = payload.work_ms ?? Number(job.id) % 50;
   if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
@@ -38,14 +40,24 @@ async function main() {
   // Not the tasks that fail or snooze: Node's back-off takes seconds, and it has no snooze.
   const names = ["plain", "queued", "slow", "keyed", "operated"];
   const taskList = Object.fromEntries(names.map((name) => [name, task(name)]));
-  const runner = await run({ connectionString, taskList, concurrency: 3, pollInterval: 500, noHandleSignals: true });
+  // The id under which it will lock jobs and queues, for the time after a kill.
+  const events = new EventEmitter().on("pool:create", ({ workerPool }) => write({ what: "node_id", worker: workerPool.id }));
+  const forbiddenFlags = forbiddenFlag ? [forbiddenFlag] : undefined;
+  const options = { connectionString, taskList, concurrency: 3, pollInterval: 500, noHandleSignals: true };
+  let running;
+  let stopping = false;
+  // Before the start: it may claim jobs before `run` returns.
   const stop = async () => {
+    if (stopping) return;
+    stopping = true;
+    const runner = await running;
     await runner.stop().catch(() => {});
     process.exit(0);
   };
   process.on("SIGTERM", stop);
   process.stdin.on("end", stop).resume();
-  await runner.promise;
+  running = run({ ...options, events, forbiddenFlags });
+  await (await running).promise;
 }
 
 main().catch((error) => {

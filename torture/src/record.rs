@@ -38,8 +38,14 @@ pub(crate) enum Line {
     DeclaredDead { at: Nanos, workers: Vec<String> },
     /// This process did not get any CPU for a while.
     Stalled { from: Nanos, to: Nanos },
-    /// The worker is ready for jobs.
-    Ready { at: Nanos },
+    /// The worker is ready for jobs. `clock` is the time of day as the process sees it, in seconds since 1970.
+    Ready {
+        at: Nanos,
+        #[serde(default)]
+        clock: i64,
+    },
+    /// One of Node's workers will claim jobs under this id.
+    NodeId { worker: String },
     /// `Worker::run` returned.
     Stopped { at: Nanos, error: Option<String> },
 }
@@ -69,6 +75,9 @@ pub(crate) struct Begin {
     pub(crate) events: Vec<u64>,
     /// The tick of a cron job.
     pub(crate) tick: Option<chrono::DateTime<chrono::Utc>>,
+    /// The flag that the job was added with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) flag: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

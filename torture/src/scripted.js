@@ -23,6 +23,7 @@ module.exports = async (payload, { job }) => {
     seq: null,
     events: [],
     tick: null,
+    flag: payload.flag ?? null,
   });
   await new Promise((resolve) => setTimeout(resolve, payload.work_ms ?? 5));
   write({ what: "end", at: now(), run, outcome: "ok" });

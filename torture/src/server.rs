@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::record::{Span, lock, now};
-use graphile_worker_devdb::{Cluster, ClusterOptions};
+use graphile_worker_devdb::{Cluster, ClusterOptions, PgBouncer};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,14 @@ pub(crate) struct Server {
     folder: PathBuf,
     cluster: Mutex<Option<Cluster>>,
     port: Arc<AtomicU16>,
+    pooler: Mutex<Option<PgBouncer>>,
+    pooler_port: Arc<AtomicU16>,
     away: Mutex<Vec<Span>>,
 }
+
+/// A client gets a server connection for one transaction. PgBouncer's default is to give up for 15 seconds after it could
+/// not log in, which is longer than the recovery threshold.
+const POOLER: [(&str, &str); 2] = [("pool_mode", "transaction"), ("server_login_retry", "1")];
 
 impl Server {
     pub(crate) fn start(folder: &Path) -> Result<Server, Failure> {
@@ -26,6 +32,8 @@ impl Server {
             folder: folder.to_owned(),
             cluster: Mutex::default(),
             port: Arc::new(AtomicU16::new(0)),
+            pooler: Mutex::default(),
+            pooler_port: Arc::new(AtomicU16::new(0)),
             away: Mutex::default(),
         };
         server.open()?;
@@ -47,11 +55,35 @@ impl Server {
             .setting("min_wal_size", "32MB")
             .setting("max_wal_size", "64MB")
             .open()?;
-        let url = cluster.url("postgres");
-        let port = url.rsplit_once(':').and_then(|(_, rest)| rest.split('/').next()?.parse().ok());
-        self.port.store(port.ok_or("the server's URL has no port")?, Ordering::Relaxed);
+        let port = port_of(&cluster.url("postgres"))?;
+        let moved = self.port.swap(port, Ordering::Relaxed) != port;
         // The handle of the killed server registers this process until the new one is there.
         *lock(&self.cluster) = Some(cluster);
+        if moved && lock(&self.pooler).take().is_some() {
+            self.start_pooler()?;
+        }
+        Ok(())
+    }
+
+    /// Starts a PgBouncer in front of the server, in transaction mode.
+    pub(crate) fn start_pooler(&self) -> Result<(), Failure> {
+        let started = lock(&self.cluster).as_ref().map(|cluster| cluster.pgbouncer(&POOLER));
+        let pooler = started.ok_or("the server does not run")??;
+        self.pooler_port.store(port_of(&pooler.url("postgres"))?, Ordering::Relaxed);
+        *lock(&self.pooler) = Some(pooler);
+        Ok(())
+    }
+
+    /// Where PgBouncer listens, if it was started.
+    pub(crate) fn pooler_port(&self) -> Option<Arc<AtomicU16>> {
+        (self.pooler_port.load(Ordering::Relaxed) > 0).then(|| self.pooler_port.clone())
+    }
+
+    /// Stops PgBouncer and starts it again after a while.
+    pub(crate) async fn restart_pooler(&self, away: Duration) -> Result<(), Failure> {
+        tokio::task::block_in_place(|| lock(&self.pooler).as_mut().map(PgBouncer::stop));
+        tokio::time::sleep(away).await;
+        tokio::task::block_in_place(|| lock(&self.pooler).as_mut().map_or(Ok(()), PgBouncer::start))?;
         Ok(())
     }
 
@@ -85,24 +117,20 @@ impl Server {
     }
 
     /// Kills the server and all its processes with SIGKILL and waits until they are gone.
-    pub(crate) async fn kill(&self) {
-        let Some(postmaster) = self.postmaster() else { return };
-        let mut processes = children_of(postmaster);
-        processes.insert(0, postmaster);
-        for process in &processes {
-            signal(*process, Signal::KILL);
-        }
-        while processes.iter().any(|process| is_alive(*process)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    pub(crate) fn kill(&self) {
+        let killed = tokio::task::block_in_place(|| lock(&self.cluster).as_ref().map(Cluster::kill));
+        if let Some(Err(error)) = killed {
+            eprintln!("could not kill the server: {error}");
         }
     }
 
     /// Kills one process of the server with SIGKILL: PostgreSQL ends all the others and recovers by itself.
-    pub(crate) fn kill_one_backend(&self, random: &mut fastrand::Rng) {
+    /// Returns whether there was one.
+    pub(crate) fn kill_one_backend(&self, random: &mut fastrand::Rng) -> bool {
         let children = self.postmaster().map(children_of).unwrap_or_default();
-        if let Some(child) = random.choice(children) {
-            signal(child, Signal::KILL);
-        }
+        let Some(child) = random.choice(children) else { return false };
+        signal(child, Signal::KILL);
+        true
     }
 
     /// Starts the server again if it is down. Tries for a while: the port or the disk may not be free yet.
@@ -121,6 +149,7 @@ impl Server {
 
     pub(crate) fn stop(&self) {
         self.keep_log();
+        *lock(&self.pooler) = None;
         if let Some(cluster) = lock(&self.cluster).take()
             && let Err(error) = cluster.stop()
         {
@@ -138,6 +167,11 @@ impl Server {
     }
 }
 
+fn port_of(url: &str) -> Result<u16, Failure> {
+    let port = url.rsplit_once(':').and_then(|(_, rest)| rest.split('/').next()?.parse().ok());
+    port.ok_or_else(|| "the server's URL has no port".into())
+}
+
 pub(crate) fn signal(process: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(process) {
         // It may have ended by itself.
@@ -150,10 +184,4 @@ pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     children.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
-}
-
-/// Whether the process is there and not a zombie.
-fn is_alive(process: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }

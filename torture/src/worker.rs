@@ -1,11 +1,12 @@
 //! A worker process: the public API of the library, with tasks that write down each of their runs.
 
 use crate::Failure;
-use crate::record::{Begin, Journal, Line, MILLISECOND, Outcome, journal_path, now};
+use crate::record::{Begin, Journal, Line, MILLISECOND, Nanos, Outcome, journal_path, now};
 use chrono::{DateTime, Utc};
 use graphile_worker::{
-    HostOptions, TaskError, TaskOutcome, TestClock, WorkerContext, WorkerOptions, WorkerRecovered, WorkerStart,
+    TaskError, TaskOptions, TaskOutcome, TestClock, WorkerContext, WorkerOptions, WorkerRecovered, WorkerStart,
 };
+use graphile_worker_scripts::{HostOptions, TasksDir};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -22,7 +23,15 @@ const POLL: Duration = Duration::from_secs(1);
 pub(crate) const CRON_SPEED: i64 = 12;
 
 /// The tasks. A payload is [`Payload`], for `keyed` an array of event numbers.
-pub(crate) const TASKS: [&str; 8] = ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated"];
+pub(crate) const TASKS: [&str; 9] =
+    ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated", LIMITED];
+
+/// The task of which a worker runs only [`LIMIT`] jobs at a time.
+pub(crate) const LIMITED: &str = "limited";
+pub(crate) const LIMIT: usize = 2;
+
+/// The flag of some jobs. Some workers forbid it.
+pub(crate) const FLAG: &str = "heavy";
 
 /// The task in JavaScript. Only some workers run it.
 pub(crate) const SCRIPTED: &str = "scripted";
@@ -44,6 +53,9 @@ pub(crate) struct WorkerArguments {
     unprepared: bool,
     #[arg(long)]
     local_time: bool,
+    /// Runs no jobs with [`FLAG`].
+    #[arg(long)]
+    forbids: bool,
     /// A folder of tasks in JavaScript.
     #[arg(long, requires = "node")]
     scripts: Option<PathBuf>,
@@ -53,6 +65,9 @@ pub(crate) struct WorkerArguments {
     /// When the crontab's clock started, in milliseconds since 1970.
     #[arg(long)]
     cron_start: i64,
+    /// The same as a time of the records: the clock of this process may be shifted.
+    #[arg(long)]
+    cron_started: Nanos,
 }
 
 /// What the payload of an ordinary job says.
@@ -69,15 +84,19 @@ pub(crate) struct Payload {
     /// How many attempts fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fail_first: Option<i16>,
-    /// Snooze until this time, in milliseconds since 1970.
+    /// Snooze until this time of the records.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) snooze_until: Option<i64>,
+    pub(crate) snooze_until: Option<Nanos>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) flag: Option<String>,
 }
 
-/// What the crontab's clock shows: it starts a day in the past, so that no job of it lies in the future.
-pub(crate) fn cron_time(start: i64, at: DateTime<Utc>) -> DateTime<Utc> {
+/// What the crontab's clock shows: it starts a day in the past, so that no job of it lies in the future. It counts
+/// monotonic time, so that it is the same in processes whose clocks are shifted.
+pub(crate) fn cron_time(start: i64, started: Nanos) -> DateTime<Utc> {
     let begin = start - 24 * 3600 * 1000;
-    DateTime::from_timestamp_millis(begin + (at.timestamp_millis() - start) * CRON_SPEED).unwrap_or(at)
+    let elapsed = i64::try_from((now() - started) / MILLISECOND).unwrap_or(0);
+    DateTime::from_timestamp_millis(begin + elapsed * CRON_SPEED).unwrap_or_default()
 }
 
 /// How long after the start of the crontab's clock a tick fires.
@@ -94,13 +113,14 @@ pub(crate) async fn run(arguments: WorkerArguments) -> Result<(), Failure> {
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).with_env_filter(filter).init();
     let journal = Arc::new(Journal::open(&journal_path(&arguments.folder, arguments.process))?);
     record_stalls(journal.clone());
-    let clock = TestClock::at(cron_time(arguments.cron_start, Utc::now()));
+    let (cron_start, cron_started) = (arguments.cron_start, arguments.cron_started);
+    let clock = TestClock::at(cron_time(cron_start, cron_started));
     tokio::spawn({
         let clock = clock.clone();
         async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(100)).await;
-                clock.set(cron_time(arguments.cron_start, Utc::now()));
+                clock.set(cron_time(cron_start, cron_started));
             }
         }
     });
@@ -153,16 +173,21 @@ fn options(
         .interrupted_job_retry_delay(Duration::from_millis(500))
         .cron_clock(clock)
         .with_crons(graphile_worker::parse_crontab("* * * * * cron ?id=tick")?)
+        .task_options(LIMITED, TaskOptions::default().max_concurrent(LIMIT))
         .on(WorkerStart, move |_| {
-            ready.write(&Line::Ready { at: now() });
+            ready.write(&Line::Ready { at: now(), clock: Utc::now().timestamp() });
             async {}
         })
         .on(WorkerRecovered, move |context| {
             recovered.write(&Line::DeclaredDead { at: now(), workers: context.worker_ids });
             async {}
         });
+    if arguments.forbids {
+        options = options.add_forbidden_flag(FLAG);
+    }
     if let (Some(scripts), Some(node)) = (&arguments.scripts, &arguments.node) {
-        options = options.tasks_dir(scripts).host_options(HostOptions::default().node(node).max_hosts(1));
+        options =
+            options.task_source(TasksDir::new(scripts).host_options(HostOptions::default().node(node).max_hosts(1)));
     }
     for task in TASKS.into_iter().chain(["cron"]) {
         let (journal, runs) = (journal.clone(), runs.clone());
@@ -199,6 +224,7 @@ impl Run {
             seq: ordinary.seq,
             events: serde_json::from_value(payload.clone()).unwrap_or_default(),
             tick: payload["_cron"]["ts"].as_str().and_then(|tick| tick.parse().ok()),
+            flag: ordinary.flag,
         }));
         Run { journal, number, outcome: Outcome::Dropped }
     }
@@ -224,12 +250,9 @@ async fn work(task: &'static str, payload: Value, ctx: WorkerContext, mut run: R
             (Outcome::Failed, Err(TaskError::retry_after(wait, "this attempt is meant to fail")))
         }
         "fatal" => (Outcome::FailedForGood, Err(TaskError::permanent("this job is meant to fail"))),
-        "snoozing" => match payload.snooze_until.unwrap_or(0) - Utc::now().timestamp_millis() {
-            left @ 1.. => {
-                let wait = Duration::from_millis(left.unsigned_abs().min(700));
-                (Outcome::Snoozed, Ok(TaskOutcome::Snooze(wait)))
-            }
-            _ => (Outcome::Ok, Ok(TaskOutcome::Done)),
+        "snoozing" => match payload.snooze_until.unwrap_or(0).saturating_sub(now()) / MILLISECOND {
+            0 => (Outcome::Ok, Ok(TaskOutcome::Done)),
+            left => (Outcome::Snoozed, Ok(TaskOutcome::Snooze(Duration::from_millis(left.min(700))))),
         },
         _ => (Outcome::Ok, Ok(TaskOutcome::Done)),
     };

@@ -5,8 +5,8 @@
 //! graphile_worker_bench_rust_port VARIANT COMMAND URL [NUMBER]
 //! ```
 //!
-//! `VARIANT` is `default` or `tuned`. `run_once` knows nothing of the tuned settings, so that a tuned worker goes
-//! through `run` and is stopped when the controller says so.
+//! `VARIANT` is `default` or `tuned`. `run_once` ignores the tuned settings, so a tuned worker uses `run` until
+//! the controller sends `stop`.
 
 use graphile_worker::{
     IntoTaskHandlerResult, JobSpec, LocalQueueConfig, RawJobSpec, TaskHandler, Worker, WorkerContext, WorkerOptions,
@@ -28,7 +28,7 @@ static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
 static STARTED: Notify = Notify::const_new();
 
-/// Trivial: counts, and remembers when it was.
+/// Counts its jobs, and stores the time of the last one.
 #[derive(Serialize, Deserialize)]
 struct Trivial {}
 
@@ -40,7 +40,7 @@ impl TaskHandler for Trivial {
     }
 }
 
-/// Says how long ago it was added.
+/// Measures how long ago its job was added.
 #[derive(Serialize, Deserialize)]
 struct Timed {
     at: f64,
@@ -58,7 +58,7 @@ impl TaskHandler for Timed {
     }
 }
 
-/// Checks that its queue runs in order and one at a time.
+/// Checks that its queue runs in order, one job at a time.
 #[derive(Serialize, Deserialize)]
 struct Ordered {
     id: i64,
@@ -76,7 +76,7 @@ impl TaskHandler for Ordered {
     }
 }
 
-/// Which job of each queue ran last, how many run, and what was wrong.
+/// For each queue, the last job and the number of running jobs; for all queues, the violations.
 #[derive(Default)]
 struct Order {
     queues: HashMap<i64, (i64, i64)>,
@@ -110,17 +110,17 @@ async fn main() -> Result<(), Failure> {
         "bulk_add" => bulk_add(variant, url, number).await?,
         "drain" => drain(variant, url).await?,
         "latency" => latency(variant, url, number).await?,
-        "latency_sql" | "queues" => run_until_told(variant, url).await?,
+        "latency_sql" | "queues" => run_until_stopped(variant, url).await?,
         "start_stop" => start_stop(variant, url, number).await?,
         "adds" => adds(variant, url, number).await?,
         unknown => return Err(format!("the command is {unknown:?}, expected one of the controller's").into()),
     };
     say(&figures.to_string());
-    // The controller reads what this process has used before it lets go.
+    // The controller reads the CPU time and memory of this process before it lets it exit.
     for line in std::io::stdin().lock().lines() {
         line?;
     }
-    // Nothing that is left in the background is to be waited for.
+    // Do not wait for background tasks.
     std::process::exit(0);
 }
 
@@ -162,7 +162,7 @@ async fn bulk_add(variant: &str, url: &str, jobs: u64) -> Result<Value, Failure>
 
 async fn drain(variant: &str, url: &str) -> Result<Value, Failure> {
     if variant == "tuned" {
-        return run_until_told(variant, url).await;
+        return run_until_stopped(variant, url).await;
     }
     let worker = options(variant, url).init().await?;
     ready().await?;
@@ -170,23 +170,23 @@ async fn drain(variant: &str, url: &str) -> Result<Value, Failure> {
     Ok(what_ran())
 }
 
-async fn run_until_told(variant: &str, url: &str) -> Result<Value, Failure> {
+async fn run_until_stopped(variant: &str, url: &str) -> Result<Value, Failure> {
     let worker = Arc::new(options(variant, url).init().await?);
     ready().await?;
     let running = start(&worker);
-    let told = tokio::task::spawn_blocking(wait_for_a_line);
+    let stop = tokio::task::spawn_blocking(wait_for_a_line);
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
-    let mut said = 0;
-    while !told.is_finished() {
+    let mut reported = 0;
+    while !stop.is_finished() {
         ticks.tick().await;
         let jobs = JOBS.load(Ordering::Relaxed);
-        if jobs != said {
-            said = jobs;
+        if jobs != reported {
+            reported = jobs;
             say(&format!("at {jobs}"));
         }
     }
     worker.request_shutdown();
-    // Some of it is measured, its way of stopping is not.
+    // We measure how fast it runs, not how it stops.
     let _ = tokio::time::timeout(Duration::from_secs(10), running).await;
     Ok(what_ran())
 }
@@ -275,11 +275,11 @@ fn wait_for_a_line() {
 
 fn say(line: &str) {
     let mut stdout = std::io::stdout().lock();
-    // A controller that is gone needs no answer.
+    // Ignore the error: the controller is gone.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
-/// Spread over 5 to 25 ms, the same for every contestant.
+/// From 5 to 25 ms, the same sequence for every contestant.
 fn pause(sample: u64) -> Duration {
     Duration::from_millis(5 + sample * 7919 % 21)
 }

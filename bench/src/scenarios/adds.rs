@@ -1,4 +1,4 @@
-//! Single adds by 32 callers of one process, each of which goes on only when its job is committed.
+//! 32 callers in one process add single jobs; each waits until its job is committed.
 
 use super::{Bench, bars, expect_jobs, figures, header, jobs_per_second, median};
 use crate::Failure;
@@ -19,8 +19,8 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
             };
             let (outcome, database) = bench.run(&Run::of(contestant, "adds", jobs), async |_| Ok(())).await?;
             expect_jobs(contestant, database.jobs_left().await?, jobs)?;
-            let said = format!("{} adds/s", count(jobs_per_second(&outcome)));
-            Ok((outcome, said))
+            let summary = format!("{} adds/s", count(jobs_per_second(&outcome)));
+            Ok((outcome, summary))
         })
         .await?;
     let rows = results.iter().map(|(contestant, turns)| {
@@ -34,10 +34,10 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let node = speed(Contestant::NodeDefault).max(speed(Contestant::NodeSql));
     Ok(Section {
         title: "32 concurrent single adds".to_owned(),
-        method:
-            "32 callers of one process add a job each and wait until it is committed, again and again; then the rows \
-                 are counted. Ours over one `WorkerUtils` with the worker's own pool, the others over 32 connections."
-                .to_owned(),
+        method: "32 callers in one process each add a job and wait until it is committed, again and again; then the \
+                 rows are counted. Ours use one `WorkerUtils` with the worker's own pool, the others 32 \
+                 connections."
+            .to_owned(),
         header: header(&["", "adds/s", "PostgreSQL µs/add"]),
         rows: rows.collect(),
         plots: vec![bars("adds", "32 concurrent single adds", "adds per second", &results, jobs_per_second)],

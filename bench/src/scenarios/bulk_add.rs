@@ -1,4 +1,4 @@
-//! Many jobs through the API at once, beside COPY into the same table.
+//! Adding many jobs at once through the API, compared with COPY into the same table.
 
 use super::{Bench, bars, expect_jobs, figures, header, jobs_per_second, median};
 use crate::Failure;
@@ -16,8 +16,8 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         .alternate("bulk add", &CONTESTANTS, async |contestant| {
             let (outcome, database) = bench.run(&Run::of(contestant, "bulk_add", jobs), async |_| Ok(())).await?;
             expect_jobs(contestant, database.jobs_left().await?, jobs)?;
-            let said = format!("{} jobs/s", count(jobs_per_second(&outcome)));
-            Ok((outcome, said))
+            let summary = format!("{} jobs/s", count(jobs_per_second(&outcome)));
+            Ok((outcome, summary))
         })
         .await?;
     let rows = results.iter().map(|(contestant, turns)| {
@@ -33,9 +33,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let ours = speed(Contestant::Ours);
     Ok(Section {
         title: "Bulk add".to_owned(),
-        method: "200,000 jobs without key or queue, in memory before the clock starts; until all are committed. Ours and \
-                 the Rust port in one call of `add_raw_jobs`, Node by 10,000 in `addJobs`. The limit is COPY of the same \
-                 rows into the table."
+        method: "200,000 jobs without key or queue, in memory before the clock starts; the clock stops when all are \
+                 committed. Our worker and the Rust port add them in one call of `add_raw_jobs`, Node in calls of \
+                 `addJobs` with 10,000 each. The limit is COPY of the same rows into the table."
             .to_owned(),
         header: header(&["", "jobs/s", "PostgreSQL µs/job", "client µs/job", "peak MB"]),
         rows: rows.collect(),

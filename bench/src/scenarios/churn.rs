@@ -1,9 +1,9 @@
-//! Table care: a stream of jobs as fast as they run, an hour's worth in minutes; how speed and sizes develop, once
-//! undisturbed and once while a transaction elsewhere holds vacuum back.
+//! Churn: jobs are added as fast as they run, for minutes. How speed and table size develop, once undisturbed and once
+//! while another session's transaction blocks vacuum.
 
 use super::{Bench, header};
 use crate::Failure;
-use crate::child::{Child, Said};
+use crate::child::{Child, Message};
 use crate::contestant::Contestant;
 use crate::figures::{count, megabytes, short};
 use crate::plot::{Line, Plot, Shape};
@@ -14,15 +14,15 @@ use tokio::time::Instant;
 
 const INTERVALS: usize = 12;
 
-/// The interval in which the transaction elsewhere begins, and the one before which it ends.
+/// The interval in which the other transaction begins, and the one before which it ends.
 const HELD_FROM: usize = 4;
 const HELD_UNTIL: usize = 8;
 
-/// Sizes of what churns, in bytes.
+/// Sizes of the jobs table and its indexes, in bytes.
 const SIZES: &str = "\
 select pg_table_size('graphile_worker._private_jobs'), pg_indexes_size('graphile_worker._private_jobs')";
 
-/// One interval: when it ended, and what it came to.
+/// One interval: when it ended, its speed, and the sizes at its end.
 struct Interval {
     minutes: f64,
     speed: f64,
@@ -31,7 +31,7 @@ struct Interval {
 }
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
-    // Autovacuum looks once a minute; an hour in minutes makes that a few seconds.
+    // Autovacuum normally runs once a minute. Scale that down, so that a few minutes stand for an hour.
     let nap = (bench.churn.as_secs_f64() / 60.0).ceil().max(1.0);
     bench.server.set("autovacuum_naptime", Some(&format!("{nap}s"))).await?;
     let progress = Progress::new("churn", 2 * INTERVALS);
@@ -47,15 +47,15 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let steady = thirds(&undisturbed, INTERVALS - third, INTERVALS) / thirds(&undisturbed, 0, third);
     let recovered = thirds(&held, HELD_UNTIL, INTERVALS) / thirds(&held, 0, HELD_FROM);
     let while_held = thirds(&held, HELD_FROM, HELD_UNTIL) / thirds(&held, 0, HELD_FROM);
-    // The first interval has grown to the size that the stream needs.
+    // In the first interval, the table has grown to its working size.
     let growth = size(&undisturbed[INTERVALS - 1]) / size(&undisturbed[0]).max(1.0);
     Ok(Section {
         title: "Churn".to_owned(),
         method: format!(
-            "A worker with nothing set, and in the same process somebody who adds 500 jobs at a time, as long as fewer \
-             than 5,000 wait, for {} minutes; autovacuum looks every {nap} seconds instead of every minute. The second \
-             time a `repeatable read` transaction elsewhere is open from interval {} to {}: meanwhile {} of the speed \
-             before it, and {} afterwards.",
+            "A worker with its defaults, for {} minutes; the same process adds 500 jobs at a time while fewer than \
+             5,000 wait. Autovacuum runs every {nap} seconds instead of every minute. In the second run, another \
+             session keeps a `repeatable read` transaction open from interval {} to {}: during it, the speed is {} of \
+             the speed before; afterwards, it is {}.",
             short(bench.churn.as_secs_f64() / 60.0),
             HELD_FROM + 1,
             HELD_UNTIL,
@@ -83,14 +83,14 @@ async fn churn(bench: &Bench, progress: &Progress, held: bool) -> Result<Vec<Int
     let mut elsewhere = database.connect().await?;
     let mut looking = database.connect().await?;
     let mut worker = Child::start(Contestant::Ours, "churn", &database.url, 0).await?;
-    worker.say("go").await?;
+    worker.send_line("go").await?;
     let began = Instant::now();
     let mut before = (0, began);
     let mut intervals = Vec::new();
     for number in 0..INTERVALS {
         progress.begin(if held { "held back" } else { "undisturbed" });
         if held && number == HELD_FROM {
-            hold_back(&mut elsewhere).await?;
+            hold_vacuum_back(&mut elsewhere).await?;
         }
         if held && number == HELD_UNTIL {
             sqlx::raw_sql("commit").execute(&mut elsewhere).await?;
@@ -109,7 +109,7 @@ async fn churn(bench: &Bench, progress: &Progress, held: bool) -> Result<Vec<Int
         progress.end(&format!("{} jobs/s, {} MB", count(interval.speed), short(size(&interval))));
         intervals.push(interval);
     }
-    worker.say("stop").await?;
+    worker.send_line("stop").await?;
     worker.figures().await?;
     worker.end().await?;
     elsewhere.close().await?;
@@ -117,20 +117,20 @@ async fn churn(bench: &Bench, progress: &Progress, held: bool) -> Result<Vec<Int
     Ok(intervals)
 }
 
-/// A transaction that has looked at the table: no vacuum may take away what it could still see.
-async fn hold_back(connection: &mut PgConnection) -> Result<(), Failure> {
+/// Opens a transaction with a snapshot, so that vacuum must keep the rows that it could still see.
+async fn hold_vacuum_back(connection: &mut PgConnection) -> Result<(), Failure> {
     sqlx::raw_sql("begin isolation level repeatable read; select count(*) from graphile_worker._private_tasks")
         .execute(connection)
         .await?;
     Ok(())
 }
 
-/// How many jobs have run at that time.
+/// Waits until that time, and returns the number of jobs so far.
 async fn jobs_until(worker: &mut Child, end: Instant, mut jobs: u64) -> Result<u64, Failure> {
     loop {
-        match tokio::time::timeout_at(end, worker.hear()).await {
-            Ok(Ok(Said::At(at))) => jobs = at,
-            Ok(Ok(Said::Figures(_))) => return Err("the worker stopped before it was told".into()),
+        match tokio::time::timeout_at(end, worker.receive()).await {
+            Ok(Ok(Message::At(at))) => jobs = at,
+            Ok(Ok(Message::Figures(_))) => return Err("the worker stopped before `stop`".into()),
             Ok(Err(error)) => return Err(error),
             Err(_) => return Ok(jobs),
         }

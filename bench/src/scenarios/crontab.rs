@@ -1,4 +1,4 @@
-//! The crontab language, without a database: reading a large crontab, and when an item fires next.
+//! Crontabs, without a database: parsing a large one, and computing when an item fires next.
 
 use super::{Bench, header};
 use crate::Failure;
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 const LINES: usize = 10_000;
 
-/// How often each item is asked, at moments that lie apart.
+/// Number of times at which the next fire time of each item is computed.
 const QUESTIONS: i32 = 2_000;
 
-/// From the usual to the rare.
+/// Schedules from common to rare.
 const ITEMS: [&str; 7] = [
     "* * * * * t",
     "*/20 8-18 * * mon-fri t",
@@ -33,7 +33,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         let began = Instant::now();
         let items = parse_crontab(&crontab)?;
         milliseconds.push(began.elapsed().as_secs_f64() * 1e3);
-        assert_eq!(items.len(), LINES, "all of them are read");
+        assert_eq!(items.len(), LINES, "all lines are parsed");
     }
     let reading = quantile(&milliseconds, 0.5);
     let mut rows = vec![vec![format!("read {LINES} lines with options and payload"), format!("{} ms", short(reading))]];
@@ -45,10 +45,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     }
     Ok(Section {
         title: "Crontab".to_owned(),
-        method:
-            "No database. Reading: the median of the rounds. Fire times: the mean of 2,000 questions at moments 37 \
-                 hours apart."
-                .to_owned(),
+        method: "Without a database. Parsing: the median of the rounds. Fire times: the mean of 2,000 calls, at \
+                 times 37 hours apart."
+            .to_owned(),
         header: header(&["", "takes"]),
         rows,
         goals: vec![
@@ -59,7 +58,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
-/// Microseconds.
+/// Mean microseconds per call.
 fn next_fire_time(item: &Crontab) -> f64 {
     let mut at = DateTime::<Utc>::UNIX_EPOCH;
     let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Jobs per second of an existing backlog of trivial jobs, with one process and with two, and what they cost.
+//! How fast one and two processes drain a backlog of trivial jobs, and how much CPU and memory that takes.
 
 use super::{Bench, bars, expect_jobs, figures, header, jobs_per_second, median};
 use crate::Failure;
@@ -8,7 +8,7 @@ use crate::figures::{count, megabytes, short, times};
 use crate::report::{Goal, Section};
 use crate::server::Jobs;
 
-/// Over how many connections one worker of ours claims and reports: its limit has as many.
+/// The limit over as many connections as our worker uses to claim and report.
 const OURS_ON: Contestant = Contestant::LimitOn2;
 
 const CONTESTANTS: [Contestant; 8] = [
@@ -22,7 +22,7 @@ const CONTESTANTS: [Contestant; 8] = [
     Contestant::PortDefault,
 ];
 
-/// A backlog whose statistics say that no job is locked misleads the planner most where it is small.
+/// A small backlog, because there the planner errs most if the statistics say that no job is locked.
 const ON_A_SMALL_BACKLOG: [Contestant; 2] = [Contestant::Ours, Contestant::LimitOn1];
 
 const JOBS: u64 = 200_000;
@@ -44,11 +44,11 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let ours_with_24 = speed(Contestant::OursWith24);
     Ok(Section {
         title: "Drain".to_owned(),
-        method:
-            "200,000 trivial jobs (10,000 for the peers' defaults) that are there before the clock starts; until the \
-                 end of the last one. The peers run 24 jobs at a time. The limit claims and deletes 1,000 at a time with \
-                 plain SQL on our schema. CPU of PostgreSQL counts all its processes, vacuum included."
-                .to_owned(),
+        method: "200,000 trivial jobs (10,000 for the peers' defaults), inserted before the clock starts; the clock \
+                 stops at the end of the last one. The peers run 24 jobs at a time. The limit claims and deletes \
+                 1,000 at a time with plain SQL on our schema. The CPU time of PostgreSQL includes all its \
+                 processes, also vacuum."
+            .to_owned(),
         header: header(&["", "processes", "jobs", "jobs/s", "PostgreSQL µs/job", "client µs/job", "peak MB/process"]),
         rows,
         plots: vec![
@@ -74,7 +74,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
-/// Has each contestant drain as many jobs that are ready.
+/// Lets each contestant drain the same number of ready jobs.
 pub(super) async fn drain(
     bench: &Bench,
     title: &str,
@@ -92,8 +92,8 @@ pub(super) async fn drain(
             let (outcome, database) = bench.run(&run, async |database| database.fill(&Jobs::ready(jobs)).await).await?;
             expect_jobs(contestant, outcome.jobs, jobs)?;
             expect_jobs(contestant, database.jobs_left().await?, 0)?;
-            let said = format!("{} jobs/s", count(jobs_per_second(&outcome)));
-            Ok((outcome, said))
+            let summary = format!("{} jobs/s", count(jobs_per_second(&outcome)));
+            Ok((outcome, summary))
         })
         .await
 }

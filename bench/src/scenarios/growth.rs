@@ -1,5 +1,5 @@
-//! How long one claim takes, whatever else is in the table: the worker's own statement, prepared, on a connection set
-//! like the worker's own, in a transaction that is rolled back.
+//! How long one claim takes, depending on what else is in the table: the worker's own statement, prepared, on a
+//! connection with the worker's settings, in a transaction that is rolled back.
 
 use super::{Bench, header};
 use crate::Failure;
@@ -18,15 +18,17 @@ const EXCHANGE: &str = include_str!("../../../crates/graphile_worker/sql/queries
 const EXECUTIONS: usize = 30;
 const BATCHES: [i32; 2] = [1, 100];
 
-/// What is in the table.
+/// The content of the table.
 struct Case {
     name: &'static str,
     jobs: Vec<Jobs>,
-    /// Whether the queues are held by somebody else.
+    /// Whether another worker holds the queues.
     locked: bool,
+    /// A task whose concurrency limit is reached.
+    at_its_limit: Option<&'static str>,
 }
 
-/// The median milliseconds of a case, at each of the batches.
+/// The median milliseconds of a case, for each batch size.
 struct Times {
     fresh: Vec<f64>,
     analyzed: Vec<f64>,
@@ -56,9 +58,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let bar = |(name, times): &(&str, Times)| Bar { label: (*name).to_owned(), value: times.fresh[1], ours: true };
     Ok(Section {
         title: "Growth".to_owned(),
-        method: "One claim by the worker's own statement, prepared, on a connection set like the worker's own, in a \
-                 transaction that is rolled back; median of 30, once for each case. \"Fresh\": the rows have just been \
-                 written and nothing has been vacuumed or analyzed. Milliseconds."
+        method: "One claim with the worker's own statement, prepared, on a connection with the worker's settings, \
+                 in a transaction that is rolled back; the median of 30 claims per case, in milliseconds. \
+                 \"Fresh\": right after the rows were written, without vacuum or analyze."
             .to_owned(),
         header: header(&["in the table", "fresh, 1 job", "fresh, 100 jobs", "analyzed, 1 job", "analyzed, 100 jobs"]),
         rows: rows.collect(),
@@ -78,7 +80,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
     let hundred_thousand = bench.size(100_000);
     let few = || Jobs::ready(1_000);
     let future = |count| Jobs { due_in_seconds: 86_400.0, ..Jobs::ready(count) };
-    let case = |name, jobs| Case { name, jobs, locked: false };
+    let case = |name, jobs| Case { name, jobs, locked: false, at_its_limit: None };
     vec![
         case("1k ready", vec![few()]),
         case("100k ready", vec![Jobs::ready(hundred_thousand)]),
@@ -88,13 +90,24 @@ fn cases(bench: &Bench) -> Vec<Case> {
         case("1M future at priority 0, 1k ready at 10", vec![future(million), Jobs { priority: 10, ..few() }]),
         case("1M failed, 1k ready", vec![Jobs { attempts: 25, ..Jobs::ready(million) }, few()]),
         Case { locked: true, ..case("1M behind a locked queue, 1k ready", vec![Jobs::queued(million, 1), few()]) },
+        Case {
+            at_its_limit: Some("limited"),
+            ..case("1M of a task at its limit, 1k ready", vec![Jobs { task: "limited", ..Jobs::ready(million) }, few()])
+        },
+        Case {
+            at_its_limit: Some("limited"),
+            ..case(
+                "300k of a task at its limit in queues of one job, 1k ready",
+                vec![Jobs { task: "limited", ..Jobs::queued(bench.size(300_000), bench.size(300_000)) }, few()],
+            )
+        },
         case("100k queues of one job", vec![Jobs::queued(hundred_thousand, hundred_thousand)]),
     ]
 }
 
 async fn one_case(bench: &Bench, case: &Case) -> Result<Times, Failure> {
     let database = bench.server.fresh_database(Contestant::Ours).await?;
-    // Nothing may come in between, and nothing that was known of the table before.
+    // Autovacuum must not interfere, and there must be no statistics yet.
     database.run("alter table graphile_worker._private_jobs set (autovacuum_enabled = off)").await?;
     database.run("alter table graphile_worker._private_job_queues set (autovacuum_enabled = off)").await?;
     for jobs in &case.jobs {
@@ -102,19 +115,24 @@ async fn one_case(bench: &Bench, case: &Case) -> Result<Times, Failure> {
     }
     if case.locked {
         database
-            .run("update graphile_worker._private_job_queues set locked_at = now(), locked_by = 'somebody else'")
+            .run("update graphile_worker._private_job_queues set locked_at = now(), locked_by = 'another worker'")
             .await?;
     }
     database.run("checkpoint").await?;
-    let fresh = claims(&database).await?;
+    let fresh = claims(&database, case.at_its_limit).await?;
     database.settle().await?;
-    Ok(Times { fresh, analyzed: claims(&database).await? })
+    Ok(Times { fresh, analyzed: claims(&database, case.at_its_limit).await? })
 }
 
-async fn claims(database: &Database) -> Result<Vec<f64>, Failure> {
+async fn claims(database: &Database, at_its_limit: Option<&str>) -> Result<Vec<f64>, Failure> {
     let mut connection = PgConnection::connect_with(&as_the_worker_connects(database.options.clone())).await?;
     let tasks: Vec<i32> =
-        sqlx::query_scalar("select id from graphile_worker._private_tasks").fetch_all(&mut connection).await?;
+        sqlx::query_scalar("select id from graphile_worker._private_tasks where identifier is distinct from $1")
+            .bind(at_its_limit)
+            .fetch_all(&mut connection)
+            .await?;
+    // A worker that limits any task sends the number of jobs that it may claim of each other task.
+    let limits: Option<Vec<Option<i32>>> = at_its_limit.map(|_| vec![None; tasks.len()]);
     let sql = EXCHANGE.replace(":\"schema\"", "graphile_worker").replace(":'schema'", "'graphile_worker'");
     let mut medians = Vec::new();
     for batch in BATCHES {
@@ -122,7 +140,7 @@ async fn claims(database: &Database) -> Result<Vec<f64>, Failure> {
         for _ in 0..EXECUTIONS {
             let mut transaction = connection.begin().await?;
             let started = Instant::now();
-            claim(&mut transaction, &sql, &tasks, batch).await?;
+            claim(&mut transaction, &sql, &tasks, limits.as_deref(), batch).await?;
             seconds.push(started.elapsed().as_secs_f64());
             transaction.rollback().await?;
         }
@@ -132,8 +150,14 @@ async fn claims(database: &Database) -> Result<Vec<f64>, Failure> {
     Ok(medians)
 }
 
-/// The exchange of a worker that has nothing to report; its parameters are those that exchange.sql names.
-async fn claim(connection: &mut PgConnection, sql: &str, tasks: &[i32], batch: i32) -> Result<(), Failure> {
+/// The exchange of a worker with nothing to report. The parameters are those in exchange.sql.
+async fn claim(
+    connection: &mut PgConnection,
+    sql: &str,
+    tasks: &[i32],
+    limits: Option<&[Option<i32>]>,
+    batch: i32,
+) -> Result<(), Failure> {
     let no_ids: &[i64] = &[];
     let no_numbers: &[i32] = &[];
     let no_times: &[Option<DateTime<Utc>>] = &[];
@@ -156,14 +180,18 @@ async fn claim(connection: &mut PgConnection, sql: &str, tasks: &[i32], batch: i
         .bind(None::<Vec<String>>)
         .bind(None::<DateTime<Utc>>)
         .bind(no_texts)
-        .bind(None::<Vec<i32>>)
+        .bind(limits)
         .bind(None::<f64>)
+        .bind(no_numbers)
+        .bind(i32::MAX)
+        .bind(None::<Vec<String>>)
+        .bind(None::<serde_json::Value>)
         .fetch_all(connection)
         .await?;
     Ok(())
 }
 
-/// No case may take more than twice as long as the first, whose table is small.
+/// No case may take more than twice as long as the first one, which has a small table.
 fn goals(results: &[(&str, Times)]) -> Vec<Goal> {
     let Some((_, base)) = results.first() else { return Vec::new() };
     let mut goals = Vec::new();

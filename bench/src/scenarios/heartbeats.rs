@@ -1,4 +1,4 @@
-//! What recovery costs: the server's processor time for the heartbeats and sweeps of idle workers.
+//! The cost of recovery: the server's CPU time for the heartbeats and sweeps of idle workers.
 
 use super::{Bench, figures, header};
 use crate::Failure;
@@ -10,10 +10,10 @@ use graphile_worker::{Worker, WorkerContext, WorkerOptions, WorkerRecoveryConfig
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// As many as the server's default number of connections allows.
+/// The most that the server's default number of connections allows.
 const WORKERS: u32 = 20;
 
-/// Their hearts beat so many times as fast, and so stand for those of 200.
+/// Their heartbeats are this many times as frequent, so that 20 workers stand for 200.
 const FASTER: u32 = 10;
 
 const WINDOW: Duration = Duration::from_secs(60);
@@ -30,9 +30,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let cost = with.median() - without.median();
     Ok(Section {
         title: "Heartbeats".to_owned(),
-        method: "20 idle workers that neither listen nor poll, for a minute; their heartbeats come ten times as often as by \
-                 default, and so stand for those of 200. One of them sweeps in that time, as one of 200 would. The \
-                 server's processor time, all its processes together."
+        method: "20 idle workers that neither listen nor poll, for a minute. Their heartbeats are ten times as \
+                 frequent as by default, so that they stand for 200 workers. One of them sweeps in that time, as \
+                 one of 200 would. The figure is the CPU time of all processes of the server."
             .to_owned(),
         header: header(&["", "% of a core"]),
         rows: vec![
@@ -51,7 +51,7 @@ async fn percent_of_a_core(bench: &Bench, database: &Database, recovery: bool) -
         running.push((worker.clone(), tokio::spawn(async move { worker.run().await })));
     }
     let window = if bench.quick { WINDOW / 10 } else { WINDOW };
-    // What it takes to begin is not in it.
+    // Do not measure the start.
     tokio::time::sleep(window / 5).await;
     let (began, before) = (Instant::now(), bench.server.processor_seconds()?);
     tokio::time::sleep(window).await;
@@ -67,7 +67,7 @@ async fn idle_worker(database: &Database, recovery: bool) -> Result<Worker, Fail
     let defaults = WorkerRecoveryConfig::default();
     let config = WorkerRecoveryConfig::default()
         .heartbeat_interval(defaults.heartbeat_interval / FASTER)
-        // However many there are, one of them sweeps in a minute.
+        // One worker sweeps per minute, whatever their number.
         .sweep_interval(defaults.sweep_interval)
         .sweep_threshold(defaults.sweep_threshold / FASTER)
         .enabled(recovery);

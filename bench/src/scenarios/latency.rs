@@ -1,9 +1,9 @@
-//! From before the add to the start of the handler, one job at a time on an idle worker: added through its API in the
-//! same process, and through SQL from another.
+//! Latency from before adding a job to the start of its handler, one job at a time on an idle worker. Jobs are added
+//! through the API in the same process, and through SQL from another one.
 
 use super::{Bench, bars, expect_jobs, figures, header, median};
 use crate::Failure;
-use crate::child::{Child, Run, Said};
+use crate::child::{Child, Message, Run};
 use crate::contestant::Contestant;
 use crate::figures::{milliseconds, quantile, short};
 use crate::plot::Plot;
@@ -17,7 +17,7 @@ const CONTESTANTS: [Contestant; 5] =
 
 const SAMPLES: u64 = 300;
 
-/// The latencies of one turn, in milliseconds.
+/// The latencies of one run, in milliseconds.
 pub(super) struct Turn {
     pub(super) median: f64,
     pub(super) p99: f64,
@@ -41,8 +41,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     }
     Ok(Section {
         title: "Latency".to_owned(),
-        method: "300 jobs, each added to an idle worker a few milliseconds after the one before it has started; from \
-                 before the call that adds it, its commit included, to the first line of the handler. Milliseconds."
+        method: "300 jobs, each added to an idle worker a few milliseconds after the previous one has started. The \
+                 latency is the time from before the call that adds the job, commit included, to the first line of \
+                 the handler, in milliseconds."
             .to_owned(),
         header: header(&["", "added through", "p50 ms", "p99 ms"]),
         rows,
@@ -76,8 +77,8 @@ fn turn(contestant: Contestant, latencies: &[f64], samples: u64) -> Result<(Turn
     expect_jobs(contestant, latencies.len() as u64, samples)?;
     let milliseconds = |part| milliseconds(quantile(latencies, part));
     let turn = Turn { median: milliseconds(0.5), p99: milliseconds(0.99) };
-    let said = format!("p50 {} ms, p99 {} ms", short(turn.median), short(turn.p99));
-    Ok((turn, said))
+    let summary = format!("p50 {} ms, p99 {} ms", short(turn.median), short(turn.p99));
+    Ok((turn, summary))
 }
 
 async fn latencies_through_sql(bench: &Bench, contestant: Contestant, samples: u64) -> Result<Vec<f64>, Failure> {
@@ -85,7 +86,7 @@ async fn latencies_through_sql(bench: &Bench, contestant: Contestant, samples: u
     database.settle().await?;
     let mut connection = database.connect().await?;
     let mut worker = Child::start(contestant, "latency_sql", &database.url, 0).await?;
-    worker.say("go").await?;
+    worker.send_line("go").await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     for sample in 0..samples {
         let payload = json!({ "at": unix_seconds() }).to_string();
@@ -93,10 +94,10 @@ async fn latencies_through_sql(bench: &Bench, contestant: Contestant, samples: u
             .bind(payload)
             .execute(&mut connection)
             .await?;
-        while !matches!(worker.hear().await?, Said::At(jobs) if jobs > sample) {}
+        while !matches!(worker.receive().await?, Message::At(jobs) if jobs > sample) {}
         tokio::time::sleep(pause(sample)).await;
     }
-    worker.say("stop").await?;
+    worker.send_line("stop").await?;
     let ran = worker.figures().await?;
     worker.end().await?;
     Ok(ran.latencies)
@@ -106,7 +107,7 @@ fn plot(name: &str, way: &str, results: &Results) -> Plot {
     bars(name, &format!("Latency from add to start, {way}, median"), "milliseconds", results, |turn| turn.median)
 }
 
-/// Against the better settings of Node, and against both settings of the port, which differ much.
+/// Goals relative to the better settings of Node, and to both settings of the port, which differ a lot.
 fn goals(way: &str, results: &Results) -> Vec<Goal> {
     let of = |contestant, part: fn(&Turn) -> f64| median(results, contestant, part);
     let of_node = |part| of(Contestant::NodeDefault, part).min(of(Contestant::NodeTuned, part));

@@ -1,4 +1,4 @@
-//! The most memory our worker has resident while it drains a million jobs.
+//! Peak resident memory of our worker while it drains a million jobs.
 
 use super::{Bench, expect_jobs, figures, header, jobs_per_second};
 use crate::Failure;
@@ -15,8 +15,8 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
             let run = Run::of(contestant, "drain", 0);
             let (outcome, _) = bench.run(&run, async |database| database.fill(&Jobs::ready(jobs)).await).await?;
             expect_jobs(contestant, outcome.jobs, jobs)?;
-            let said = format!("{} MB", short(megabytes(outcome.memory as f64)));
-            Ok((outcome, said))
+            let summary = format!("{} MB", short(megabytes(outcome.memory as f64)));
+            Ok((outcome, summary))
         })
         .await?;
     let rows = results.iter().map(|(contestant, turns)| {

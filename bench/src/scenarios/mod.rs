@@ -1,4 +1,4 @@
-//! What is measured: one file for each scenario, and what they share.
+//! The scenarios, one file each, and what they share: the server, turns, and common figures.
 
 mod adds;
 mod bulk_add;
@@ -9,6 +9,7 @@ mod growth;
 mod heartbeats;
 mod latency;
 mod memory;
+mod payloads;
 mod queue;
 mod queues;
 mod scripts;
@@ -26,32 +27,34 @@ use clap::ValueEnum;
 use std::fs;
 use std::time::Duration;
 
-/// What can be measured, in the order of the results.
+/// The scenarios, in the order of the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Scenario {
-    /// Jobs per second of an existing backlog, one process and two
+    /// Draining a backlog with one process and with two
     Drain,
-    /// 200,000 jobs through the API at once
+    /// Adding 200,000 jobs at once through the API
     BulkAdd,
-    /// From add to start
+    /// Latency from adding a job to its start
     Latency,
     /// One named queue
     Queue,
     /// 500 named queues
     Queues,
-    /// How long one claim takes, whatever is in the table
+    /// Duration of one claim, depending on what is in the table
     Growth,
     /// 32 concurrent single adds
     Adds,
     /// Start and stop on an empty queue
     StartStop,
-    /// While draining a million jobs
+    /// Peak memory while draining a million jobs
     Memory,
+    /// Memory with payloads of 100 kB and 1 MB
+    Payloads,
     /// Reading a crontab, and when its items fire
     Crontab,
-    /// What recovery costs the server
+    /// CPU time of the server for recovery
     Heartbeats,
-    /// A stream of jobs for minutes: speed and size of the tables (only when named)
+    /// Speed and table size under a stream of jobs, for minutes (runs only if named)
     Churn,
     /// JavaScript and Python files as tasks
     Scripts,
@@ -73,6 +76,7 @@ impl Scenario {
             Scenario::Adds => adds::measure(bench).await,
             Scenario::StartStop => start_stop::measure(bench).await,
             Scenario::Memory => memory::measure(bench).await,
+            Scenario::Payloads => payloads::measure(bench).await,
             Scenario::Crontab => crontab::measure(bench).await,
             Scenario::Heartbeats => heartbeats::measure(bench).await,
             Scenario::Churn => churn::measure(bench).await,
@@ -82,7 +86,7 @@ impl Scenario {
     }
 }
 
-/// The server, and how much is to be measured.
+/// The server, and the size of the measurements.
 pub(crate) struct Bench {
     server: Server,
     rounds: usize,
@@ -100,12 +104,12 @@ impl Bench {
         self.server.stop().await
     }
 
-    /// A number of jobs, or a tenth of it where it is only to be seen that everything works.
+    /// The number of jobs, or a tenth of it for `--quick`.
     fn size(&self, jobs: u64) -> u64 {
         if self.quick { jobs / 10 } else { jobs }
     }
 
-    /// What the figures were measured on.
+    /// The machine and the versions on which the results were measured.
     pub(crate) async fn machine(&self) -> Result<String, Failure> {
         let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -127,7 +131,7 @@ impl Bench {
         ))
     }
 
-    /// Gives each contestant its turn, round by round.
+    /// Runs each contestant once per round.
     async fn alternate<T>(
         &self,
         title: &str,
@@ -140,15 +144,15 @@ impl Bench {
         for _ in 0..self.rounds {
             for (contestant, turns) in &mut results {
                 progress.begin(contestant.label());
-                let (result, said) = turn(*contestant).await?;
-                progress.end(&said);
+                let (result, summary) = turn(*contestant).await?;
+                progress.end(&summary);
                 turns.push(result);
             }
         }
         Ok(results)
     }
 
-    /// A run in a database that holds these jobs, and nothing that filling it left to do.
+    /// Runs a contestant in a fresh database, after `prepare` has filled it and the server has settled.
     async fn run(
         &self,
         run: &Run<'_>,
@@ -166,7 +170,7 @@ fn port_version(lock: &str) -> &str {
     after.split('"').next().unwrap_or("?")
 }
 
-/// One figure of every turn.
+/// One figure of all runs.
 fn figures<T>(turns: &[T], of: impl Fn(&T) -> f64) -> Figures {
     let mut figures = Figures::default();
     for turn in turns {
@@ -175,7 +179,7 @@ fn figures<T>(turns: &[T], of: impl Fn(&T) -> f64) -> Figures {
     figures
 }
 
-/// The median of a contestant's figure; 0 where it had no turn.
+/// The median of a contestant's figure; 0 if it did not run.
 fn median<T>(results: &[(Contestant, Vec<T>)], contestant: Contestant, of: impl Fn(&T) -> f64) -> f64 {
     let turns = results.iter().find(|(who, _)| *who == contestant).map(|(_, turns)| turns);
     turns.map_or(0.0, |turns| figures(turns, of).median())
@@ -203,7 +207,7 @@ fn header(titles: &[&str]) -> Vec<String> {
     titles.iter().map(|title| (*title).to_owned()).collect()
 }
 
-/// A run must do what it was started for.
+/// Fails if the run did not process the expected number of jobs.
 fn expect_jobs(contestant: Contestant, found: u64, expected: u64) -> Result<(), Failure> {
     if found == expected {
         return Ok(());

@@ -1,4 +1,4 @@
-//! One named queue: how fast its jobs follow one another, in order and never two at once.
+//! One named queue: how fast its jobs run, in order and one at a time.
 
 use super::queues::{Turn, broken, rules, run_for_a_while, turn};
 use super::{Bench, bars, figures, header, median};
@@ -37,10 +37,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let alone = median(&unqueued, Contestant::OursWith1, |turn| turn.speed);
     Ok(Section {
         title: "One named queue".to_owned(),
-        method:
-            "2,000 trivial jobs of one queue that are there before the clock starts, through `run`; a contestant that \
-                 is not done is stopped after ten seconds, and what it did counts."
-                .to_owned(),
+        method: "2,000 trivial jobs of one queue, inserted before the clock starts, through `run`. A contestant \
+                 that is not done after ten seconds is stopped, and the jobs that it has run count."
+            .to_owned(),
         header: header(&["", "jobs in", "jobs/s", "rules of a queue"]),
         rows,
         plots: vec![bars("queue", "One named queue", "jobs per second", &queued, |turn| turn.speed)],

@@ -1,4 +1,4 @@
-//! Many named queues at once; and what the two scenarios about queues share.
+//! Many named queues at once, and what the two scenarios about queues share.
 
 use super::{Bench, bars, expect_jobs, figures, header};
 use crate::Failure;
@@ -18,10 +18,10 @@ const CONTESTANTS: [Contestant; 6] = [
     Contestant::PortTuned,
 ];
 
-/// A peer may need a quarter of an hour for what is to be done.
+/// A peer may need a quarter of an hour for all jobs, so it is stopped after this time.
 const AT_MOST: Duration = Duration::from_secs(10);
 
-/// What one turn came to.
+/// The results of one run.
 pub(super) struct Turn {
     pub(super) speed: f64,
     out_of_order: u64,
@@ -41,10 +41,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let broken = broken(&results, Contestant::Ours) + broken(&results, Contestant::OursWith24);
     Ok(Section {
         title: "500 named queues".to_owned(),
-        method:
-            "500 queues of 40 trivial jobs each, in turn, there before the clock starts, through `run`; a contestant \
-                 that is not done is stopped after ten seconds, and what it did counts."
-                .to_owned(),
+        method: "500 queues of 40 trivial jobs each, in turn, inserted before the clock starts, through `run`. A \
+                 contestant that is not done after ten seconds is stopped, and the jobs that it has run count."
+            .to_owned(),
         header: header(&["", "jobs/s", "rules of a queue"]),
         rows: rows.collect(),
         plots: vec![bars("queues", "500 named queues of 40 jobs", "jobs per second", &results, |turn| turn.speed)],
@@ -55,7 +54,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
-/// Runs these jobs until they are done, or for as long as anybody has the patience.
+/// Runs these jobs until they are done, or until the time limit.
 pub(super) async fn run_for_a_while(bench: &Bench, contestant: Contestant, jobs: &Jobs) -> Result<Outcome, Failure> {
     let at_most = if bench.quick { AT_MOST / 5 } else { AT_MOST };
     let run = Run { until: jobs.count, at_most, ..Run::of(contestant, "queues", 0) };
@@ -72,11 +71,11 @@ pub(super) fn turn(outcome: Outcome) -> Result<(Turn, String), Failure> {
         out_of_order: outcome.ran.iter().map(|ran| ran.out_of_order).sum(),
         at_once: outcome.ran.iter().map(|ran| ran.at_once).max().unwrap_or(0),
     };
-    let said = format!("{} jobs/s ({} jobs)", short(turn.speed), count(outcome.jobs as f64));
-    Ok((turn, said))
+    let summary = format!("{} jobs/s ({} jobs)", short(turn.speed), count(outcome.jobs as f64));
+    Ok((turn, summary))
 }
 
-/// Whether what a queue promises was kept.
+/// Whether the queues kept their order and ran one job at a time.
 pub(super) fn rules(turns: &[Turn]) -> String {
     let out_of_order: u64 = turns.iter().map(|turn| turn.out_of_order).sum();
     let at_once = turns.iter().map(|turn| turn.at_once).max().unwrap_or(0);
@@ -86,7 +85,7 @@ pub(super) fn rules(turns: &[Turn]) -> String {
     }
 }
 
-/// How often it was not.
+/// The number of violations.
 pub(super) fn broken(results: &[(Contestant, Vec<Turn>)], contestant: Contestant) -> f64 {
     let turns = results.iter().filter(|(who, _)| *who == contestant).flat_map(|(_, turns)| turns);
     turns.map(|turn| turn.out_of_order as f64 + (turn.at_once - 1).max(0) as f64).sum()

@@ -1,5 +1,5 @@
-//! Files as tasks: what JavaScript and Python cost in hosts of ours, beside Node's worker, which runs JavaScript in its
-//! own process.
+//! Files as tasks: the speed, latency and memory of JavaScript and Python in our hosts, compared with Node's worker,
+//! which runs JavaScript in its own process.
 
 use super::drain::drain;
 use super::latency::{self, Turn};
@@ -21,14 +21,14 @@ const IDLE: [Contestant; 2] = [Contestant::OursWithJavaScript, Contestant::NodeT
 
 const JOBS: u64 = 200_000;
 
-/// How long a process that has started has nothing to do before its memory is read.
+/// How long a process is idle after its start before its memory is read.
 const REST: Duration = Duration::from_secs(2);
 
-/// Megabytes of a worker that has nothing to do, and of the processes that it has started.
+/// Megabytes of an idle worker and of its child processes.
 struct Idle {
     worker: f64,
     hosts: Vec<f64>,
-    /// What else runs for the hosts.
+    /// Other processes that run for the hosts.
     beside: f64,
 }
 
@@ -67,10 +67,10 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let most_hosts = idle.iter().flat_map(|(_, turns)| turns).map(|idle| idle.hosts.len()).max().unwrap_or(0);
     Ok(Section {
         title: "JavaScript and Python files".to_owned(),
-        method: "One worker of ours with a folder of files, concurrency 24 and nothing else set, beside Node's worker \
-                 with 24 jobs at a time and the same functions in its own process; the same Node runs both. Drain and \
-                 latency are measured as above; the client's processor time includes that of the hosts. Idle: the \
-                 resident set (VmRSS) two seconds after the start."
+        method: "Our worker with a folder of files and concurrency 24, compared with Node's worker with 24 jobs at \
+                 a time and the same functions in its own process; the same Node runs both. Drain and latency are \
+                 measured as above; the client's CPU time includes that of the hosts. Idle: the resident set \
+                 (VmRSS) two seconds after the start."
             .to_owned(),
         header: header(&["", "measured", "figure", "PostgreSQL µs/job", "client µs/job"]),
         rows,
@@ -100,7 +100,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
 async fn idle(bench: &Bench, contestant: Contestant) -> Result<(Idle, String), Failure> {
     let database = bench.server.fresh_database(contestant).await?;
     let mut worker = Child::start(contestant, "latency_sql", &database.url, 0).await?;
-    worker.say("go").await?;
+    worker.send_line("go").await?;
     tokio::time::sleep(REST).await;
     let hosts = usage::children(worker.pid())?;
     let mut idle = Idle { worker: resident(worker.pid())?, hosts: Vec::new(), beside: 0.0 };
@@ -110,15 +110,15 @@ async fn idle(bench: &Bench, contestant: Contestant) -> Result<(Idle, String), F
             idle.beside += resident(other)?;
         }
     }
-    worker.say("stop").await?;
+    worker.send_line("stop").await?;
     worker.figures().await?;
     worker.end().await?;
-    let said =
+    let summary =
         format!("{} MB, {} hosts of {} MB", short(idle.worker), idle.hosts.len(), short(idle.hosts.iter().sum()));
-    Ok((idle, said))
+    Ok((idle, summary))
 }
 
-/// The megabytes of a Node that waits for nothing but its end.
+/// Megabytes of a Node process that does nothing.
 async fn bare_node() -> Result<f64, Failure> {
     let mut node = Command::new(&*NODE)
         .args(["-e", "console.log('ready'); process.stdin.resume();"])
@@ -129,7 +129,7 @@ async fn bare_node() -> Result<f64, Failure> {
     let output = node.stdout.take().ok_or("a child has an output")?;
     BufReader::new(output).lines().next_line().await?;
     tokio::time::sleep(REST).await;
-    let megabytes = resident(node.id().ok_or("a child has a number")?)?;
+    let megabytes = resident(node.id().ok_or("a child has a process id")?)?;
     drop(node.stdin.take());
     node.wait().await?;
     Ok(megabytes)
@@ -154,7 +154,7 @@ fn row(who: &str, what: &str, figure: String) -> Vec<String> {
     vec![who.to_owned(), what.to_owned(), figure, String::new(), String::new()]
 }
 
-/// Against the better settings of Node.
+/// Goal relative to the better settings of Node.
 fn latency_goal(way: &str, results: &latency::Results) -> Goal {
     let p50 = |contestant| median(results, contestant, |turn: &Turn| turn.median);
     let of_node = p50(Contestant::NodeDefault).min(p50(Contestant::NodeTuned));

@@ -1,4 +1,4 @@
-//! Start and stop of a worker that finds nothing to do, its schema installed before.
+//! How long a worker takes to start and stop if the schema is installed and no job is ready.
 
 use super::{Bench, bars, figures, header, median};
 use crate::Failure;
@@ -9,7 +9,7 @@ use crate::report::{Goal, Section};
 
 const CONTESTANTS: [Contestant; 3] = [Contestant::Ours, Contestant::NodeDefault, Contestant::PortDefault];
 
-/// Enough for a median in every turn.
+/// Enough for a median in every run.
 const SAMPLES: u64 = 20;
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
@@ -27,10 +27,9 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let time = |contestant| median(&results, contestant, |ms| *ms);
     Ok(Section {
         title: "Start and stop".to_owned(),
-        method:
-            "In one process, 20 times: connect, look at the schema (which is there), find no job, let go. The start \
-                 of the process is not in it."
-                .to_owned(),
+        method: "20 times in one process: connect, check the schema (which is installed), find no job, disconnect. \
+                 The start of the process is not included."
+            .to_owned(),
         header: header(&["", "ms"]),
         rows: rows.collect(),
         plots: vec![bars("start-stop", "Start and stop on an empty queue", "milliseconds", &results, |ms| *ms)],

@@ -1,4 +1,5 @@
-// Writes down how long ago it was added, for the worker whose child this host is: see `latencies` in bench/src/ours.rs.
+// Appends how long ago its job was added to a file, which the worker that started this host reads: see `latencies` in
+// bench/src/ours.rs.
 const fs = require("node:fs");
 const os = require("node:os");
 const path = require("node:path");

@@ -1,5 +1,5 @@
-// Counts its jobs, as every contestant's does, and writes down how many there were when its host ends: see
-// `ran_in_hosts` in bench/src/ours.rs.
+// Counts its jobs, as in every contestant, and writes the count to a file when its host exits: see `ran_in_hosts` in
+// bench/src/ours.rs.
 const fs = require("node:fs");
 const os = require("node:os");
 const path = require("node:path");

@@ -1,8 +1,9 @@
-//! A worker on a private PostgreSQL: typed tasks, a named queue, a retry, a job of the future, one that recurs. `make demo`
-//! runs it.
+//! A worker on a private PostgreSQL: typed tasks, a named queue, a retry, a scheduled job and a recurring job. Run it with
+//! `cargo run -p graphile_worker --example run_some_jobs`.
 
 use graphile_worker::{
     IntoTaskHandlerResult, JobFailed, JobSpec, TaskError, TaskHandler, TaskOptions, WorkerContext, WorkerOptions,
+    WorkerRecoveryConfig,
 };
 use graphile_worker_devdb::Cluster;
 use serde::{Deserialize, Serialize};
@@ -47,20 +48,21 @@ impl TaskHandler for SyncAccount {
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     tracing_subscriber::fmt().with_env_filter("info,sqlx=warn").with_target(false).compact().init();
     let cluster = Cluster::open(std::env::temp_dir().join("graphile-worker-demo"))?;
-    println!("a private PostgreSQL, for as long as this runs: psql {}\n", cluster.url("postgres"));
+    println!("a private PostgreSQL runs as long as this program: psql {}\n", cluster.url("postgres"));
     let pool = sqlx::PgPool::connect_with(cluster.options("postgres")).await?;
     sqlx::raw_sql("drop schema if exists graphile_worker cascade").execute(&pool).await?;
 
     let worker = WorkerOptions::default()
         .pg_pool(pool)
-        .define_jobs::<(SendEmail, SyncAccount)>()
+        .worker_recovery(WorkerRecoveryConfig::default().enabled(true))
+        .define_jobs([SendEmail::definition(), SyncAccount::definition()])
         .define_task("goodbye", |name: String, _ctx| async move { tracing::info!("Goodbye, {name}") })
         .define_task("tick", |_payload: serde_json::Value, ctx: WorkerContext| async move {
             tracing::info!("it is {}", ctx.job().run_at.format("%H:%M:%S"));
         })
         .with_cron("*/2 * * * * * tick ?id=every_two_seconds")?
-        .on(JobFailed, |ctx| async move { tracing::info!("job {} has failed for good", ctx.job.id) })
-        .shutdown_signal(|| tokio::time::sleep(Duration::from_secs(4)))
+        .on(JobFailed, |ctx| async move { tracing::info!("job {} has no attempts left", ctx.job.id) })
+        .shutdown_signal(tokio::time::sleep(Duration::from_secs(4)))
         .init()
         .await?;
 
@@ -74,6 +76,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     utils.add_raw_job("goodbye", "Bobby Tables", later).await?;
 
     worker.run().await?;
-    println!("\nall done: this was a worker on PostgreSQL and nothing else");
+    println!("\nall done: this worker needed nothing but PostgreSQL");
     Ok(())
 }

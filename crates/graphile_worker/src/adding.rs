@@ -1,14 +1,16 @@
-//! How jobs get into the table: one by one, merged with others that come at the same moment, or many in pieces.
+//! How jobs are added: singly, merged with concurrent calls, or in chunks.
 //!
-//! Adding is an exchange too: while one statement of a program is under way, the jobs that its callers add meanwhile
-//! gather for the next, so that 32 callers wait for one commit and not for 32. The workers are woken after the commit,
-//! once for all of them; one in this program is woken at once.
+//! While one statement is under way, the jobs that other callers of the process add are collected for the
+//! next one, so that 32 callers share one commit instead of waiting for 32. Workers are notified once per
+//! commit; a worker in the same process is woken directly. The public API is in `worker_utils`.
 
 use crate::Error;
-use crate::db::{self, Parameter, Statements};
-use crate::error::Doing;
+use crate::db::session;
+use crate::db::source::{Source, Within};
+use crate::db::{self, Parameter, Statements, rows};
+use crate::error::Context;
 use crate::job::{Job, JobKeyMode, JobSpec};
-use crate::worker_utils::{Source, Within};
+use crate::text::counted;
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::pool::PoolConnection;
@@ -19,20 +21,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// So many callers' jobs go into one statement at most.
+/// Maximum number of jobs in a merged statement.
 const LARGEST_MERGE: usize = 1000;
 
-/// A batch goes in pieces of so many jobs, none of which the program holds twice...
-const PIECE: usize = 10_000;
+/// Jobs per chunk of a large batch.
+const CHUNK: usize = 10_000;
 
-/// ...if it is at least so large: for fewer, one round trip is worth more.
-const WORTH_PIECES: usize = 200;
+/// Smaller batches are added in one statement, to save round trips.
+const MIN_CHUNKED: usize = 200;
 
-/// A job that is to be added.
+/// A job to be added.
 pub(crate) struct NewJob {
     pub(crate) identifier: Arc<str>,
     pub(crate) payload: Box<RawValue>,
-    /// With the task's own maximum of attempts and, if that is wanted, the time of this machine.
+    /// With the task's maximum number of attempts and, if local time is used, with `run_at`.
     pub(crate) spec: JobSpec,
 }
 
@@ -42,69 +44,69 @@ impl NewJob {
     }
 }
 
-/// What the callers of a program share when they add jobs.
+/// State shared by all callers in this process that add jobs.
 #[derive(Default)]
 pub(crate) struct Adding {
-    waiting: Mutex<Waiting>,
-    /// Notified when jobs were added: for a worker in this program.
+    pending: Mutex<Pending>,
+    /// Notified when jobs were added, to wake a worker in this process.
     pub(crate) added: Arc<Notify>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct Pending {
     jobs: Vec<Caller>,
-    /// Whether somebody is on the way to the database, and will come back for these.
+    /// Whether a merge is running that will also add these jobs.
     under_way: bool,
-    /// Whether somebody is adding a job in a statement of its own.
+    /// Whether a single add is running.
     alone: bool,
 }
 
-/// A job, and who waits for it.
+/// A job, and the caller that waits for it.
 struct Caller {
     job: NewJob,
     answer: oneshot::Sender<Result<Job, Error>>,
 }
 
 impl Adding {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Adds a job with whatever else is being added.
+/// Adds a job, together with other jobs that are being added at the same time.
 pub(crate) async fn add(
     pool: &PgPool,
     adding: &Arc<Adding>,
     statements: &Arc<Statements>,
     job: NewJob,
 ) -> Result<Job, Error> {
-    // A key may be held by a transaction that takes its time: nobody else is to wait for that.
+    // An add with a key may wait for another transaction; no other caller should wait for that.
     if job.spec.job_key.is_some() {
-        let added = by_itself(pool, statements, job).await?;
+        let added = add_single(pool, statements, job).await?;
         adding.added.notify_one();
         return Ok(added);
     }
-    let doing = format!("add a job of the task {:?}", job.identifier);
-    let (first, answered) = match adding.turn(job) {
-        Turn::Alone(job, _until_added) => return by_itself(pool, statements, job).await,
-        Turn::First(answered) => (true, answered),
-        Turn::Later(answered) => (false, answered),
+    let context = format!("add a job of the task {:?}", job.identifier);
+    let (first, answered) = match adding.mode(job) {
+        AddMode::Alone(job, _until_added) => return add_single(pool, statements, job).await,
+        AddMode::First(answered) => (true, answered),
+        AddMode::Later(answered) => (false, answered),
     };
     if first {
-        // A task of its own: it goes on for the others when this caller is gone.
+        // In its own task, which continues for the others if this caller is dropped.
         let (pool, adding, statements) = (pool.clone(), adding.clone(), statements.clone());
-        tokio::spawn(Merging { pool, adding, statements, is_over: false }.add_until_nobody_waits());
+        tokio::spawn(Merging { pool, adding, statements, is_over: false }.merge_until_empty());
     }
-    answered.await.unwrap_or_else(|_| Err(stopped(doing)))
+    answered.await.unwrap_or_else(|_| Err(runtime_stopped(context)))
 }
 
-/// What a caller is to do.
-enum Turn<'a> {
-    /// Nobody else is adding: a statement of its own is the fastest way. Until this is dropped.
+/// How to add a caller's job.
+enum AddMode<'a> {
+    /// No other add is running: a single statement is fastest. The guard marks the end of the add.
     Alone(NewJob, Alone<'a>),
-    /// Somebody is: take the jobs of all who come to the database.
+    /// A single add is running: start a merge.
     First(Answered),
-    /// Somebody is on the way, and will come back for this one.
+    /// A merge is running and will add this job, too.
     Later(Answered),
 }
 
@@ -114,20 +116,24 @@ struct Alone<'a>(&'a Adding);
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.0.waiting().alone = false;
+        self.0.pending().alone = false;
         self.0.added.notify_one();
     }
 }
 
 impl Adding {
-    fn turn(&self, job: NewJob) -> Turn<'_> {
-        let mut waiting = self.waiting();
-        if !waiting.under_way && !std::mem::replace(&mut waiting.alone, true) {
-            return Turn::Alone(job, Alone(self));
+    fn mode(&self, job: NewJob) -> AddMode<'_> {
+        let mut pending = self.pending();
+        if !pending.under_way && !std::mem::replace(&mut pending.alone, true) {
+            return AddMode::Alone(job, Alone(self));
         }
         let (answer, answered) = oneshot::channel();
-        waiting.jobs.push(Caller { job, answer });
-        if std::mem::replace(&mut waiting.under_way, true) { Turn::Later(answered) } else { Turn::First(answered) }
+        pending.jobs.push(Caller { job, answer });
+        if std::mem::replace(&mut pending.under_way, true) {
+            AddMode::Later(answered)
+        } else {
+            AddMode::First(answered)
+        }
     }
 }
 
@@ -141,26 +147,26 @@ struct Merging {
 impl Drop for Merging {
     fn drop(&mut self) {
         if !self.is_over {
-            // The runtime goes down: whoever waits is told, and whoever comes later begins anew.
-            let mut waiting = self.adding.waiting();
-            waiting.jobs.clear();
-            waiting.under_way = false;
+            // The runtime is shutting down. Fail the waiting callers; later ones start a new merge.
+            let mut pending = self.adding.pending();
+            pending.jobs.clear();
+            pending.under_way = false;
         }
     }
 }
 
 impl Merging {
-    async fn add_until_nobody_waits(mut self) {
+    async fn merge_until_empty(mut self) {
         let mut connection = None;
         loop {
             let callers: Vec<Caller> = {
-                let mut waiting = self.adding.waiting();
-                let count = waiting.jobs.len().min(LARGEST_MERGE);
+                let mut pending = self.adding.pending();
+                let count = pending.jobs.len().min(LARGEST_MERGE);
                 if count == 0 {
-                    waiting.under_way = false;
+                    pending.under_way = false;
                     break;
                 }
-                waiting.jobs.drain(..count).collect()
+                pending.jobs.drain(..count).collect()
             };
             self.add(callers, &mut connection).await;
         }
@@ -172,17 +178,18 @@ impl Merging {
             Some(connection) => connection,
             None => match self.pool.acquire().await {
                 Ok(connection) => connection,
-                Err(error) => return refuse(callers, &error),
+                Err(error) => return fail_all(callers, &error),
             },
         };
         let jobs = callers.iter().map(|caller| &caller.job);
-        let rows = db::bound(&self.statements.add_merged_jobs, merged(jobs)).fetch_all(&mut *to).await;
+        let query = db::bound(&self.statements.add_merged_jobs, merged(jobs));
+        let rows = session::fetch_all_on(&mut to, self.statements.is_pooled, query).await;
         let added: sqlx::Result<Vec<(usize, Job)>> = rows.and_then(|rows| rows.iter().map(position_and_job).collect());
         let added = match added {
             Ok(added) => added,
-            // One of them is not legal: by themselves, each gets what it deserves.
+            // One of the jobs is invalid. Add them one by one, so that each caller gets its own error.
             Err(sqlx::Error::Database(_)) => return self.add_each(callers),
-            Err(error) => return refuse(callers, &error),
+            Err(error) => return fail_all(callers, &error),
         };
         let count = added.len();
         let mut callers: Vec<Option<Caller>> = callers.into_iter().map(Some).collect();
@@ -193,19 +200,19 @@ impl Merging {
         }
         self.adding.added.notify_one();
         self.add_each(callers.into_iter().flatten());
-        if count > 0 && wake(&self.statements, &mut to, count).await.is_err() {
-            // The jobs are there all the same; workers find them when they poll.
+        if count > 0 && notify(&self.statements, &mut to, count).await.is_err() {
+            // The jobs are committed; workers find them by polling.
             return;
         }
         *connection = Some(to);
     }
 
-    /// Adds jobs whose task or queue is new, or that are not legal, each for itself.
+    /// Adds each job by itself: its task or queue is new, or one of the jobs is invalid.
     fn add_each(&self, callers: impl IntoIterator<Item = Caller>) {
         for Caller { job, answer } in callers {
             let (pool, statements, added) = (self.pool.clone(), self.statements.clone(), self.adding.added.clone());
             tokio::spawn(async move {
-                let result = by_itself(&pool, &statements, job).await;
+                let result = add_single(&pool, &statements, job).await;
                 added.notify_one();
                 let _ = answer.send(result);
             });
@@ -213,10 +220,10 @@ impl Merging {
     }
 }
 
-/// Adds a job in a statement of its own, which also wakes the workers.
-pub(crate) async fn by_itself(source: &impl Source, statements: &Statements, job: NewJob) -> Result<Job, Error> {
+/// Adds a job in a single statement, which also notifies the workers.
+pub(crate) async fn add_single(source: &impl Source, statements: &Statements, job: NewJob) -> Result<Job, Error> {
     let NewJob { identifier, payload, spec } = job;
-    let doing = || format!("add a job of the task {identifier:?}");
+    let context = || format!("add a job of the task {identifier:?}");
     let parameters = vec![
         Parameter::Text(Some(identifier.to_string())),
         Parameter::Text(Some(payload.get().to_owned())),
@@ -228,61 +235,61 @@ pub(crate) async fn by_itself(source: &impl Source, statements: &Statements, job
         Parameter::TextArray(spec.flags),
         Parameter::Text(Some(spec.job_key_mode.unwrap_or_default().as_str().to_owned())),
     ];
-    let added = source.jobs(&statements.add_job, parameters, doing).await?.pop();
-    added.ok_or_else(|| Error::Database { doing: doing(), source: sqlx::Error::RowNotFound })
+    let added = source.jobs(&statements.add_job, parameters, context).await?.pop();
+    added.ok_or_else(|| Error::Database { context: context(), source: sqlx::Error::RowNotFound })
 }
 
-/// Adds many jobs in a transaction of their own, and wakes the workers after it.
+/// Adds many jobs in one transaction, and notifies the workers after the commit.
 pub(crate) async fn add_many(
     pool: &PgPool,
     adding: &Adding,
     statements: &Statements,
     jobs: Vec<NewJob>,
 ) -> Result<Vec<Job>, Error> {
-    let doing = || format!("add {}", counted(jobs.len()));
+    let context = || format!("add {}", counted(jobs.len()));
     let count = jobs.len();
-    if !may_go_in_pieces(&jobs) {
+    if !can_be_chunked(&jobs) {
         let added = in_one_statement(pool, statements, jobs).await?;
         adding.added.notify_one();
         return Ok(added);
     }
-    let mut connection = pool.acquire().await.doing(doing)?;
-    let mut transaction = sqlx::Connection::begin(&mut *connection).await.doing(doing)?;
+    let mut connection = pool.acquire().await.context(context)?;
+    let mut transaction = sqlx::Connection::begin(&mut *connection).await.context(context)?;
     let within = Within::new(&mut transaction);
     let added = match names(&within, statements, &jobs).await? {
-        Some(names) => in_pieces(&within, statements, jobs, &names).await?,
+        Some(names) => in_chunks(&within, statements, jobs, &names).await?,
         None => in_one_statement(&within, statements, jobs).await?,
     };
-    transaction.commit().await.doing(|| format!("add {}", counted(count)))?;
+    session::commit(transaction).await.context(|| format!("add {}", counted(count)))?;
     adding.added.notify_one();
-    // The jobs are there even if this fails; workers find them when they poll.
-    let _ = wake(statements, &mut connection, count).await;
+    // The jobs are committed even if this fails; workers find them by polling.
+    let _ = notify(statements, &mut connection, count).await;
     Ok(added)
 }
 
-/// Adds many jobs in a transaction of the caller's, which wakes the workers when it commits. If the caller's connection has
-/// no open transaction, all jobs go in one statement.
+/// Adds many jobs in the caller's transaction, which notifies the workers when it commits. If the caller's
+/// connection has no open transaction, adds all jobs in one statement.
 pub(crate) async fn add_many_within(
     source: &impl Source,
     statements: &Statements,
     jobs: Vec<NewJob>,
 ) -> Result<Vec<Job>, Error> {
     let count = jobs.len();
-    if may_go_in_pieces(&jobs)
+    if can_be_chunked(&jobs)
         && let Some(names) = names(source, statements, &jobs).await?
         && names.are_held(source, statements).await?
     {
-        let added = in_pieces(source, statements, jobs, &names).await?;
+        let added = in_chunks(source, statements, jobs, &names).await?;
         let parameters = vec![Parameter::Int(i32::try_from(count).ok())];
-        source.numbers(&statements.notify_jobs, parameters, || "wake the workers".to_owned()).await?;
+        source.numbers(&statements.notify_jobs, parameters, || "notify the workers".to_owned()).await?;
         return Ok(added);
     }
     in_one_statement(source, statements, jobs).await
 }
 
-/// Keys need to be compared with those in the table, one by one.
-fn may_go_in_pieces(jobs: &[NewJob]) -> bool {
-    jobs.len() >= WORTH_PIECES && jobs.iter().all(|job| job.spec.job_key.is_none())
+/// Jobs with keys cannot: each key must be compared with those in the table.
+fn can_be_chunked(jobs: &[NewJob]) -> bool {
+    jobs.len() >= MIN_CHUNKED && jobs.iter().all(|job| job.spec.job_key.is_none())
 }
 
 async fn in_one_statement(source: &impl Source, statements: &Statements, jobs: Vec<NewJob>) -> Result<Vec<Job>, Error> {
@@ -305,14 +312,14 @@ async fn in_one_statement(source: &impl Source, statements: &Statements, jobs: V
     Ok(added)
 }
 
-/// What the rows of many jobs have in common.
+/// The ids of the jobs' tasks and queues, and the time of the transaction.
 struct Names {
     now: DateTime<Utc>,
     tasks: HashMap<Arc<str>, i32>,
     queues: HashMap<String, i32>,
 }
 
-/// Makes the tasks and queues that are new. `None` where one of the jobs is not legal.
+/// Creates missing tasks and queues. Returns `None` if one of the jobs is invalid.
 async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -> Result<Option<Arc<Names>>, Error> {
     let tasks: BTreeSet<&Arc<str>> = jobs.iter().map(|job| &job.identifier).collect();
     let queues: BTreeSet<&String> = jobs.iter().filter_map(|job| job.spec.queue_name.as_ref()).collect();
@@ -322,8 +329,8 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
         Parameter::Texts(queues.iter().map(|name| Some((*name).clone())).collect()),
         Parameter::Shorts(attempts.into_iter().map(Some).collect()),
     ];
-    let doing = || format!("add {}", counted(jobs.len()));
-    let mut numbers = source.numbers(&statements.job_names, parameters, doing).await?.into_iter();
+    let context = || format!("add {}", counted(jobs.len()));
+    let mut numbers = source.numbers(&statements.job_names, parameters, context).await?.into_iter();
     let Some(now) = numbers.next().and_then(DateTime::from_timestamp_micros) else { return Ok(None) };
     let mut ids = numbers.map(|id| i32::try_from(id).unwrap_or_default());
     Ok(Some(Arc::new(Names {
@@ -334,11 +341,12 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
 }
 
 impl Names {
-    /// Whether the transaction that looked these names up is still open. If not, cleanup may delete them at any moment.
+    /// Whether the transaction that read these names is still open. If not, cleanup may delete them at any
+    /// moment.
     async fn are_held(&self, source: &impl Source, statements: &Statements) -> Result<bool, Error> {
-        let doing = || "add jobs".to_owned();
+        let context = || "add jobs".to_owned();
         let parameters = vec![Parameter::Time(Some(self.now))];
-        Ok(source.numbers(&statements.is_same_transaction, parameters, doing).await? == [1])
+        Ok(source.numbers(&statements.is_same_transaction, parameters, context).await? == [1])
     }
 
     fn queue(&self, job: &NewJob) -> Option<i32> {
@@ -346,68 +354,69 @@ impl Names {
     }
 }
 
-/// Writes the rows, and returns the jobs as they now are, without reading them again.
-async fn in_pieces(
+/// Inserts the rows, and returns the jobs as stored without reading them back.
+async fn in_chunks(
     source: &impl Source,
     statements: &Statements,
     jobs: Vec<NewJob>,
     names: &Arc<Names>,
 ) -> Result<Vec<Job>, Error> {
     let count = jobs.len();
-    let doing = || format!("add {}", counted(count));
+    let context = || format!("add {}", counted(count));
     let mut added = Vec::with_capacity(count);
     let mut jobs = jobs.into_iter();
-    let mut next = spawn_piece(&mut jobs, names);
-    while let Some(piece) = next.take() {
-        let (piece, parameters) = piece.await.map_err(|_| stopped(doing()))?;
-        // While the database writes this one, the next is put together.
-        next = spawn_piece(&mut jobs, names);
-        let ids = source.numbers(&statements.add_piece, parameters, doing).await?;
-        let written = ids.into_iter().zip(piece).map(|(id, job)| written(id, names.queue(&job), job, names.now));
+    let mut next = spawn_chunk(&mut jobs, names);
+    while let Some(chunk) = next.take() {
+        let (chunk, parameters) = chunk.await.map_err(|_| runtime_stopped(context()))?;
+        // Build the next chunk while the database writes this one.
+        next = spawn_chunk(&mut jobs, names);
+        let ids = source.numbers(&statements.add_chunk, parameters, context).await?;
+        let written = ids.into_iter().zip(chunk).map(|(id, job)| written(id, names.queue(&job), job, names.now));
         added.extend(written);
     }
     Ok(added)
 }
 
-type Piece = (Vec<NewJob>, Vec<Parameter>);
+type Chunk = (Vec<NewJob>, Vec<Parameter>);
 
-/// Puts the next piece together on another core.
-fn spawn_piece(jobs: &mut std::vec::IntoIter<NewJob>, names: &Arc<Names>) -> Option<JoinHandle<Piece>> {
-    let piece: Vec<NewJob> = jobs.take(PIECE).collect();
+/// Builds the next chunk in another task.
+fn spawn_chunk(jobs: &mut std::vec::IntoIter<NewJob>, names: &Arc<Names>) -> Option<JoinHandle<Chunk>> {
+    let chunk: Vec<NewJob> = jobs.take(CHUNK).collect();
     let names = names.clone();
-    (!piece.is_empty()).then(|| {
+    (!chunk.is_empty()).then(|| {
         tokio::spawn(async move {
             let parameters = vec![
-                Parameter::Ints(piece.iter().map(|job| names.tasks.get(&job.identifier).copied()).collect()),
-                Parameter::Ints(column(&piece, |job| names.queue(job))),
-                Parameter::Texts(piece.iter().map(|job| Some(job.payload.get().to_owned())).collect()),
-                Parameter::Times(column(&piece, |job| job.spec.run_at)),
-                Parameter::Shorts(column(&piece, |job| job.spec.max_attempts)),
-                Parameter::Shorts(column(&piece, |job| job.spec.priority)),
-                Parameter::Texts(column(&piece, NewJob::flags)),
+                Parameter::Ints(chunk.iter().map(|job| names.tasks.get(&job.identifier).copied()).collect()),
+                Parameter::Ints(column(&chunk, |job| names.queue(job))),
+                Parameter::Texts(chunk.iter().map(|job| Some(job.payload.get().to_owned())).collect()),
+                Parameter::Times(column(&chunk, |job| job.spec.run_at)),
+                Parameter::Shorts(column(&chunk, |job| job.spec.max_attempts)),
+                Parameter::Shorts(column(&chunk, |job| job.spec.priority)),
+                Parameter::Texts(column(&chunk, NewJob::flags)),
             ];
-            (piece, parameters)
+            (chunk, parameters)
         })
     })
 }
 
-/// One field of the jobs of a piece. `unnest` fills up what is shorter with nulls: where no job has the field, an empty
-/// array says so.
-fn column<T>(piece: &[NewJob], field: impl Fn(&NewJob) -> Option<T>) -> Vec<Option<T>> {
-    let column: Vec<Option<T>> = piece.iter().map(field).collect();
+/// One field of all jobs in a chunk. `unnest` pads shorter arrays with nulls, so an empty array means that no
+/// job has the field.
+fn column<T>(chunk: &[NewJob], field: impl Fn(&NewJob) -> Option<T>) -> Vec<Option<T>> {
+    let column: Vec<Option<T>> = chunk.iter().map(field).collect();
     if column.iter().all(Option::is_none) { Vec::new() } else { column }
 }
 
-fn stopped(doing: String) -> Error {
-    Error::Database { doing, source: sqlx::Error::WorkerCrashed }
+fn runtime_stopped(context: String) -> Error {
+    Error::Database { context, source: sqlx::Error::WorkerCrashed }
 }
 
-/// A job as it has just been written without a key.
+/// The job as stored, without a key.
 fn written(id: i64, job_queue_id: Option<i32>, job: NewJob, now: DateTime<Utc>) -> Job {
     let flags = job.spec.flags.filter(|flags| !flags.is_empty());
-    // The database counts in microseconds.
+    // The database stores microseconds.
     let stored = |time: DateTime<Utc>| DateTime::from_timestamp_micros(time.timestamp_micros()).unwrap_or(time);
     Job {
+        is_utf8: true,
         id,
         task_identifier: job.identifier,
         payload: job.payload,
@@ -440,16 +449,17 @@ fn merged<'j>(jobs: impl Iterator<Item = &'j NewJob> + Clone) -> Vec<Parameter> 
 
 fn position_and_job(row: &PgRow) -> sqlx::Result<(usize, Job)> {
     let position: i64 = row.try_get("position")?;
-    Ok((usize::try_from(position).unwrap_or(usize::MAX), db::job(row, None)?))
+    Ok((usize::try_from(position).unwrap_or(usize::MAX), rows::job(row, None)?))
 }
 
-async fn wake(statements: &Statements, connection: &mut PoolConnection<Postgres>, count: usize) -> sqlx::Result<()> {
+async fn notify(statements: &Statements, connection: &mut PoolConnection<Postgres>, count: usize) -> sqlx::Result<()> {
     let parameters = vec![Parameter::Int(i32::try_from(count).ok())];
-    db::bound(&statements.notify_jobs, parameters).execute(&mut **connection).await.map(|_| ())
+    let query = db::bound(&statements.notify_jobs, parameters);
+    session::fetch_all_on(connection, statements.is_pooled, query).await.map(drop)
 }
 
-/// Tells every caller the same: that there is no telling what became of its job, or no way to add it.
-fn refuse(callers: Vec<Caller>, error: &sqlx::Error) {
+/// Returns the same error to every caller: its job was not added, or may have been.
+fn fail_all(callers: Vec<Caller>, error: &sqlx::Error) {
     for caller in callers {
         let source = match error {
             sqlx::Error::Io(error) => sqlx::Error::Io(std::io::Error::new(error.kind(), error.to_string())),
@@ -457,11 +467,7 @@ fn refuse(callers: Vec<Caller>, error: &sqlx::Error) {
             sqlx::Error::PoolClosed => sqlx::Error::PoolClosed,
             error => sqlx::Error::Protocol(error.to_string()),
         };
-        let doing = format!("add a job of the task {:?}", caller.job.identifier);
-        let _ = caller.answer.send(Err(Error::Database { doing, source }));
+        let context = format!("add a job of the task {:?}", caller.job.identifier);
+        let _ = caller.answer.send(Err(Error::Database { context, source }));
     }
-}
-/// So many jobs.
-pub(crate) fn counted(jobs: usize) -> String {
-    if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
 }

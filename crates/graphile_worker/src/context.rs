@@ -1,20 +1,24 @@
-//! What a handler is given: the job, ways to add more, the application's own things, and a token that says
-//! when to stop.
+//! The context that a handler gets: the job, ways to add jobs, the application's extensions, and a
+//! cancellation token. It also holds the run's state for the worker: the timeout, and whether the handler
+//! completed the job itself. `worker::execute` runs handlers.
 
 use crate::db::Statements;
-use crate::error::Doing;
-use crate::exchange::Report;
-use crate::hooks::{HookRegistry, JobComplete, JobEventContext, WorkerEventContext};
+use crate::error::Context;
+use crate::hooks::{
+    BeforeJobRunContext, HookRegistry, JobEventContext, ShutdownReason, WorkerEventContext, WorkerShutdownContext,
+};
 use crate::job::Job;
 use crate::worker_utils::WorkerUtils;
-use crate::{Error, JobSpec, TaskHandler};
+use crate::{BatchTaskHandler, Error, JobSpec, RawJobSpec, TaskHandler};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sqlx::{PgPool, Postgres, Transaction};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -32,8 +36,8 @@ impl Extensions {
     }
 }
 
-/// What all jobs of a worker have in common.
-pub(crate) struct Surroundings {
+/// State shared by all jobs, lanes and hooks of a worker.
+pub(crate) struct Shared {
     pub(crate) worker_id: Arc<str>,
     pub(crate) utils: WorkerUtils,
     pub(crate) extensions: Extensions,
@@ -41,11 +45,11 @@ pub(crate) struct Surroundings {
     pub(crate) hooks: Arc<HookRegistry>,
 }
 
-impl Surroundings {
-    /// The same for a worker of another name.
-    pub(crate) fn of(&self, worker_id: Arc<str>) -> Surroundings {
-        let Surroundings { utils, extensions, statements, hooks, .. } = self;
-        Surroundings {
+impl Shared {
+    /// The same state for a worker that registered again under a new id.
+    pub(crate) fn with_worker_id(&self, worker_id: Arc<str>) -> Shared {
+        let Shared { utils, extensions, statements, hooks, .. } = self;
+        Shared {
             worker_id,
             utils: utils.clone(),
             extensions: extensions.clone(),
@@ -58,83 +62,117 @@ impl Surroundings {
         WorkerEventContext { worker_id: self.worker_id.clone(), error }
     }
 
-    pub(crate) fn job_event(&self, job: &Arc<Job>, error: Option<String>) -> JobEventContext {
-        JobEventContext { worker_id: self.worker_id.clone(), job: job.clone(), error }
+    /// The context of an event of a running job.
+    pub(crate) fn job_event(&self, job: &Arc<Job>, duration: Duration, error: Option<String>) -> JobEventContext {
+        JobEventContext { worker_id: self.worker_id.clone(), job: job.clone(), error, duration, will_retry: false }
     }
 
-    /// Tells of jobs whose outcome is written.
-    pub(crate) async fn tell_written(&self, report: Report) {
-        if !self.hooks.has::<JobComplete>() {
-            return;
-        }
-        for ended in report.ended {
-            if let Some(result) = ended.result {
-                self.hooks.emit(JobComplete, || self.job_event(&ended.job, result.err())).await;
-            }
-        }
+    pub(crate) fn before_run(&self, job: &Arc<Job>) -> BeforeJobRunContext {
+        let payload = serde_json::from_str(job.payload.get()).unwrap_or_default();
+        BeforeJobRunContext { worker_id: self.worker_id.clone(), job: job.clone(), payload }
+    }
+
+    pub(crate) fn shutdown_event(&self, reason: ShutdownReason) -> WorkerShutdownContext {
+        WorkerShutdownContext { worker_id: self.worker_id.clone(), reason }
     }
 }
 
-/// What is known of a job while it runs.
+/// State of a running job.
 #[derive(Default)]
-struct Marks {
-    /// Whether its handler has completed it in a transaction of its own.
+struct RunState {
+    /// Whether the handler completed the job in its own transaction.
     completed: AtomicBool,
-    /// Notified when it has to end now, and not only should.
+    /// Notified when the handler must return now or be dropped.
     must_end: Notify,
+    timeout: RunClock,
 }
 
-/// What a handler is given. Cheap to clone.
+/// When the timeout of a run started.
+struct RunClock {
+    /// `None` while the timeout is paused, because the job waits for something it cannot influence.
+    since: Mutex<Option<Instant>>,
+    changed: Notify,
+}
+
+impl Default for RunClock {
+    fn default() -> RunClock {
+        RunClock { since: Mutex::new(Some(Instant::now())), changed: Notify::new() }
+    }
+}
+
+impl RunClock {
+    fn set(&self, since: Option<Instant>) {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        self.changed.notify_one();
+    }
+
+    fn since(&self) -> Option<Instant> {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The context of a running job. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerContext {
     job: Arc<Job>,
     cancellation: CancellationToken,
-    marks: Arc<Marks>,
-    surroundings: Arc<Surroundings>,
+    run_state: Arc<RunState>,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for WorkerContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerContext")
+            .field("worker_id", &self.worker_id())
+            .field("job", &self.job)
+            .finish_non_exhaustive()
+    }
 }
 
 impl WorkerContext {
-    pub(crate) fn new(
-        job: Arc<Job>,
-        cancellation: CancellationToken,
-        surroundings: Arc<Surroundings>,
-    ) -> WorkerContext {
-        WorkerContext { job, cancellation, marks: Arc::default(), surroundings }
+    pub(crate) fn new(job: Arc<Job>, cancellation: CancellationToken, shared: Arc<Shared>) -> WorkerContext {
+        WorkerContext { job, cancellation, run_state: Arc::default(), shared }
     }
 
-    /// The job that runs.
+    /// The job.
     pub fn job(&self) -> &Job {
         &self.job
     }
 
-    /// Its payload, as stored.
+    /// The job's payload, as stored.
     pub fn payload(&self) -> &RawValue {
         &self.job.payload
     }
 
-    /// The worker that runs it.
+    /// The id of the worker that runs the job.
     pub fn worker_id(&self) -> &str {
-        &self.surroundings.worker_id
+        &self.shared.worker_id
     }
 
-    /// The value of this type that was given to [`add_extension`](crate::WorkerOptions::add_extension).
+    /// Returns the value of this type that was passed to
+    /// [`add_extension`](crate::WorkerOptions::add_extension).
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
-        self.surroundings.extensions.get()
+        self.shared.extensions.get()
     }
 
-    /// Cancelled when this job should stop: its timeout has passed, or the worker is shutting down.
+    /// Alias of [`extension`](WorkerContext::extension), under the name it has in the Rust port.
+    pub fn get_ext<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.extension()
+    }
+
+    /// Cancelled when the job should stop: its timeout has passed, or the worker is shutting down.
     pub fn cancellation_token(&self) -> &CancellationToken {
         &self.cancellation
     }
 
-    /// The application's pool. The worker has connections of its own and does not depend on it.
+    /// The application's pool. The worker itself uses connections of its own.
     pub fn pg_pool(&self) -> &PgPool {
-        self.surroundings.utils.pool()
+        self.shared.utils.pool()
     }
 
-    /// Adds and administers jobs.
+    /// Utilities to add and administer jobs.
     pub fn utils(&self) -> &WorkerUtils {
-        &self.surroundings.utils
+        &self.shared.utils
     }
 
     /// Adds a job.
@@ -147,10 +185,25 @@ impl WorkerContext {
         self.utils().add_raw_job(identifier, payload, spec).await
     }
 
-    /// Completes this job in the handler's own transaction and commits it: either the work and its completion
-    /// both happened, or neither. The handler then returns `Ok`.
+    /// Adds several jobs of one task, all or none.
+    pub async fn add_jobs<T: TaskHandler>(&self, jobs: &[(T, &JobSpec)]) -> Result<Vec<Job>, Error> {
+        self.utils().add_jobs(jobs).await
+    }
+
+    /// Adds several jobs whose tasks are known only at run time, all or none.
+    pub async fn add_raw_jobs<P: Serialize>(&self, jobs: &[RawJobSpec<P>]) -> Result<Vec<Job>, Error> {
+        self.utils().add_raw_jobs(jobs).await
+    }
+
+    /// Adds one job for several items.
+    pub async fn add_batch_job<T: BatchTaskHandler>(&self, items: Vec<T>, spec: JobSpec) -> Result<Job, Error> {
+        self.utils().add_batch_job(items, spec).await
+    }
+
+    /// Completes this job in the handler's own transaction and commits it, so that the work and its
+    /// completion are atomic. The handler then returns `Ok`.
     ///
-    /// Fails, and rolls back, where the job is no longer this worker's.
+    /// Fails and rolls back if the job no longer belongs to this worker.
     ///
     /// ```no_run
     /// # use graphile_worker::{TaskError, WorkerContext};
@@ -161,36 +214,61 @@ impl WorkerContext {
     /// # Ok(()) }
     /// ```
     pub async fn complete_in(&self, mut transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
-        let doing = || format!("complete job {} in its handler's transaction", self.job.id);
-        let deleted = sqlx::query(self.surroundings.statements.complete_in_transaction.sql())
+        let context = || format!("complete job {} in its handler's transaction", self.job.id);
+        let deleted = self
+            .shared
+            .statements
+            .complete_in_transaction
+            .query()
             .bind(self.job.id)
             .bind(self.worker_id())
             .bind(self.job.locked_at)
             .execute(&mut *transaction)
             .await
-            .doing(doing)?
+            .context(context)?
             .rows_affected();
         if deleted == 0 {
-            return Err(Error::NotOurs { job_id: self.job.id });
+            return Err(Error::NotOwned { job_id: self.job.id });
         }
-        transaction.commit().await.doing(doing)?;
-        self.marks.completed.store(true, Ordering::Release);
+        crate::db::session::commit(transaction).await.context(context)?;
+        self.run_state.completed.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Its timeout has passed: it has to end now, and will be dropped if it does not.
-    pub(crate) fn tell_to_end(&self) {
+    /// The timeout has passed: the handler must return now, or the worker drops it.
+    pub(crate) fn request_end(&self) {
         self.cancellation.cancel();
-        self.marks.must_end.notify_one();
+        self.run_state.must_end.notify_one();
     }
 
-    /// Returns when the job has to end now. That the worker is leaving is no reason: it lets jobs finish, and drops
-    /// those that have not when its patience is over.
-    pub(crate) async fn must_end(&self) {
-        self.marks.must_end.notified().await;
+    /// Returns when the job's timeout has passed. The worker drops the job if it does not end soon.
+    pub async fn timed_out(&self) {
+        self.run_state.must_end.notified().await;
+    }
+
+    /// Stops the timeout while the job waits for something that is not its fault, such as a free process.
+    pub fn pause_timeout(&self) {
+        self.run_state.timeout.set(None);
+    }
+
+    /// Starts the timeout again, from zero.
+    pub fn restart_timeout(&self) {
+        self.run_state.timeout.set(Some(Instant::now()));
+    }
+
+    /// Returns when the job has run for this long, pauses not counted.
+    pub(crate) async fn has_run_for(&self, timeout: Duration) {
+        let clock = &self.run_state.timeout;
+        loop {
+            match clock.since() {
+                None => clock.changed.notified().await,
+                Some(since) if since.elapsed() >= timeout => return,
+                Some(since) => tokio::time::sleep(timeout.saturating_sub(since.elapsed())).await,
+            }
+        }
     }
 
     pub(crate) fn completed_by_handler(&self) -> bool {
-        self.marks.completed.load(Ordering::Acquire)
+        self.run_state.completed.load(Ordering::Acquire)
     }
 }

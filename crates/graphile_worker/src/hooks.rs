@@ -1,38 +1,45 @@
-//! Hooks: what an application can hear of, and what it can decide. A hook that nobody registered costs a look at an
-//! empty list.
+//! Hooks: the events that an application can observe, and the outcomes that it can override. An event without
+//! hooks costs one lookup. The code that emits an event decides when.
 
-use crate::execute::panic_message;
+use crate::error::panic_message;
 use crate::job::{Job, JobSpec};
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use graphile_worker_crontab::Crontab;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
+use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::error;
 
-/// Something that happens in a worker: what a hook is told, and what it answers.
-pub trait Event: Send + Sync + 'static {
-    /// What a hook is told.
+/// An event of a worker: the context that hooks get, and the value they return.
+pub trait Event: sealed::Event + Send + Sync + 'static {
+    /// The context passed to hooks.
     type Context: Clone + Send + 'static;
-    /// What it answers.
+    /// The value returned by hooks.
     type Output: Send + 'static;
 }
 
-/// The context of events of a worker.
+/// Only this crate defines events.
+mod sealed {
+    pub trait Event {}
+}
+
+/// Context of worker events.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WorkerEventContext {
     /// The worker.
     pub worker_id: Arc<str>,
-    /// What went wrong, where something did.
+    /// The error, if there was one.
     pub error: Option<String>,
 }
 
-/// The context of events of a job.
+/// Context of job events.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEventContext {
@@ -40,11 +47,52 @@ pub struct JobEventContext {
     pub worker_id: Arc<str>,
     /// The job.
     pub job: Arc<Job>,
-    /// Why it failed, where it did.
+    /// The job's error, if it failed.
     pub error: Option<String>,
+    /// How long the job has run; zero before it starts.
+    pub duration: Duration,
+    /// Whether the failed job will be retried.
+    pub will_retry: bool,
 }
 
-/// The context of [`BeforeJobSchedule`], and what it may make of it.
+/// The context of [`BeforeJobRun`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct BeforeJobRunContext {
+    /// The worker that is about to run it.
+    pub worker_id: Arc<str>,
+    /// The job.
+    pub job: Arc<Job>,
+    /// The payload; `null` if it contains a number that Rust cannot represent, such as `1e999`. The stored
+    /// text is in `job`.
+    pub payload: serde_json::Value,
+}
+
+/// Why a worker stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ShutdownReason {
+    /// The process received a signal: see
+    /// [`listen_os_shutdown_signals`](crate::WorkerOptions::listen_os_shutdown_signals).
+    Signal,
+    /// The application requested it, with [`request_shutdown`](crate::Worker::request_shutdown) or
+    /// [`shutdown_signal`](crate::WorkerOptions::shutdown_signal).
+    Graceful,
+    /// A newer release is about to migrate the schema.
+    SchemaChange,
+}
+
+/// The context of [`WorkerShutdown`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WorkerShutdownContext {
+    /// The worker.
+    pub worker_id: Arc<str>,
+    /// Why it stops.
+    pub reason: ShutdownReason,
+}
+
+/// Context and result of [`BeforeJobSchedule`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ScheduledJob {
@@ -52,7 +100,7 @@ pub struct ScheduledJob {
     pub identifier: String,
     /// The payload.
     pub payload: serde_json::Value,
-    /// How it is to be scheduled.
+    /// How the job is scheduled.
     pub spec: JobSpec,
 }
 
@@ -60,9 +108,9 @@ pub struct ScheduledJob {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CronTickContext {
-    /// The worker that looked.
+    /// The worker that checked the crontab.
     pub worker_id: Arc<str>,
-    /// What time it was.
+    /// The time of the check.
     pub at: DateTime<Utc>,
 }
 
@@ -72,7 +120,7 @@ pub struct CronTickContext {
 pub struct CronJobContext {
     /// The worker that added it.
     pub worker_id: Arc<str>,
-    /// The item of the crontab.
+    /// The crontab item.
     pub crontab: Arc<Crontab>,
     /// When it was due.
     pub at: DateTime<Utc>,
@@ -84,15 +132,15 @@ pub struct CronJobContext {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureReason {
-    /// The worker that ran it has died.
+    /// The worker that ran it died.
     WorkerCrashed,
 }
 
-/// The context of events of a job whose worker has died.
+/// Context of recovery events.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobRecoveryContext {
-    /// The worker that recovers it; for utilities, `worker-utils`.
+    /// The worker that recovers the job; `worker-utils` for utilities.
     pub worker_id: Arc<str>,
     /// The worker that died.
     pub previous_worker_id: Arc<str>,
@@ -105,22 +153,22 @@ pub struct JobRecoveryContext {
 /// The context of [`JobInterrupted`] and [`JobQuarantined`].
 pub type JobInterruptedContext = JobRecoveryContext;
 
-/// What becomes of a job whose worker has died.
+/// What to do with a job whose worker died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JobRecoveryResult {
-    /// It is freed, its attempt refunded, and waits for the delay of recovery.
+    /// Release it, refund the attempt, and wait for the recovery delay.
     Default,
-    /// It is freed, and runs at this time.
+    /// Release it and run it at this time.
     Reschedule {
-        /// When.
+        /// The earliest time to run.
         run_at: DateTime<Utc>,
-        /// Its attempts from now on, where they are to change.
+        /// The new number of attempts; `None` keeps it.
         attempts: Option<i16>,
     },
-    /// It has failed, and is tried again after the usual back-off.
+    /// Fail the attempt and retry with the usual back-off.
     FailWithBackoff,
-    /// It stays locked. The next sweep asks again.
+    /// Leave it locked. The next sweep calls the hook again.
     Skip,
 }
 
@@ -128,33 +176,33 @@ pub enum JobRecoveryResult {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WorkerRecoveredContext {
-    /// The worker that swept; for utilities, `worker-utils`.
+    /// The worker that swept; `worker-utils` for utilities.
     pub worker_id: Arc<str>,
-    /// The workers that were dead.
+    /// The dead workers.
     pub worker_ids: Vec<String>,
-    /// How many of their jobs were freed.
+    /// Number of released jobs.
     pub recovered_count: u64,
 }
 
-/// What becomes of a job that is to be added.
+/// What to do with a job that is about to be added.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum JobScheduleResult {
-    /// It is added like this.
+    /// Add it, as returned.
     Add(ScheduledJob),
-    /// It is not added, and the caller gets an error with this reason.
+    /// Reject it; the caller gets an error with this reason.
     Refuse(String),
 }
 
-/// What becomes of a job that is about to run, or has run.
+/// What to do with a job before or after it runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HookResult {
-    /// What would have become of it.
+    /// No change.
     Continue,
-    /// It counts as done.
+    /// Count the job as done.
     Skip,
-    /// It has failed for this reason.
+    /// Fail the attempt with this error.
     Fail(String),
 }
 
@@ -165,6 +213,8 @@ macro_rules! events {
             #[derive(Debug, Clone, Copy, PartialEq, Eq)]
             pub struct $name;
 
+            impl sealed::Event for $name {}
+
             impl Event for $name {
                 type Context = $context;
                 type Output = $output;
@@ -174,99 +224,100 @@ macro_rules! events {
 }
 
 events! {
-    /// A worker begins to look for jobs.
+    /// A worker starts.
     WorkerStart: WorkerEventContext => ();
-    /// A worker was told to stop, and lets its jobs finish.
-    WorkerShutdown: WorkerEventContext => ();
-    /// A worker has met an error that it cannot outlive.
+    /// A worker begins to shut down and lets its jobs finish.
+    WorkerShutdown: WorkerShutdownContext => ();
+    /// A worker stops because of a fatal error.
     WorkerFatalError: WorkerEventContext => ();
     /// A worker has stopped.
     WorkerStop: WorkerEventContext => ();
-    /// A worker is about to listen for jobs.
+    /// A worker connects its listener.
     ListenConnecting: WorkerEventContext => ();
-    /// A worker listens for jobs.
+    /// A worker listens for notifications.
     ListenSuccess: WorkerEventContext => ();
-    /// A worker has lost the connection that listens, and will make another.
+    /// The listener lost its connection and will reconnect.
     ListenError: WorkerEventContext => ();
     /// A worker is about to claim jobs.
     FetchStart: WorkerEventContext => ();
-    /// The database did not answer a claim; the worker will try again.
+    /// A claim failed; the worker retries.
     FetchError: WorkerEventContext => ();
-    /// There was nothing to claim.
+    /// A claim found no jobs.
     FetchEmpty: WorkerEventContext => ();
     /// A job is about to run.
     JobStart: JobEventContext => ();
-    /// A handler is done.
+    /// A handler succeeded.
     JobSuccess: JobEventContext => ();
-    /// A handler has failed.
+    /// A handler failed.
     JobError: JobEventContext => ();
-    /// A handler has failed, and the job will not be tried again.
+    /// A handler failed and the job will not be retried.
     JobFailed: JobEventContext => ();
-    /// What became of a job is written.
+    /// The outcome of a job is recorded in the database.
     JobComplete: JobEventContext => ();
-    /// A worker has registered, and its heart beats.
+    /// A worker has registered and sends heartbeats.
     WorkerRegistered: WorkerEventContext => ();
-    /// A heartbeat did not reach the database; the worker will try again.
+    /// A heartbeat failed; the worker retries.
     WorkerHeartbeatMissed: WorkerEventContext => ();
-    /// Dead workers were swept.
+    /// A sweep found dead workers and recovered their jobs.
     WorkerRecovered: WorkerRecoveredContext => ();
-    /// Decides what becomes of a job whose worker has died.
+    /// Decides what to do with a job whose worker died.
     JobRecovery: JobRecoveryContext => JobRecoveryResult;
-    /// A job was freed whose worker had died.
+    /// A job of a dead worker was released.
     JobInterrupted: JobInterruptedContext => ();
-    /// A job has failed because its workers keep dying with it.
+    /// A job failed permanently because its workers keep dying.
     JobQuarantined: JobInterruptedContext => ();
-    /// The crontab was looked at, and what was due is added: at least once a minute.
+    /// The crontab was checked and due jobs were added. Emitted at least once a minute.
     CronTick: CronTickContext => ();
-    /// A recurring job was added, by this worker, when it was due.
+    /// This worker added a recurring job on time.
     CronJobScheduled: CronJobContext => ();
-    /// A recurring job was added that had been missed.
+    /// This worker added a recurring job that had been missed.
     CronJobBackfilled: CronJobContext => ();
-    /// Decides whether and how a job is added. For one that recurs every worker asks, since it does not know who will be
-    /// the first to add it; another worker may add what this one refuses.
+    /// Decides whether and how a job is added. For recurring jobs, every worker calls it, because any of them
+    /// may add the job: a job that one worker rejects may be added by another.
     BeforeJobSchedule: ScheduledJob => JobScheduleResult;
-    /// Decides whether a job is run.
-    BeforeJobRun: JobEventContext => HookResult;
-    /// Decides what a job has come to; its error, if any, is in the context.
+    /// Decides whether a job runs.
+    BeforeJobRun: BeforeJobRunContext => HookResult;
+    /// Decides the outcome of a job. The context has its error, if it failed.
     AfterJobRun: JobEventContext => HookResult;
 }
 
 type Handler<E> =
     dyn Fn(<E as Event>::Context) -> Pin<Box<dyn Future<Output = <E as Event>::Output> + Send>> + Send + Sync;
 
-/// The hooks of a worker, or of utilities.
+/// The hooks of a worker or of utilities.
 ///
 /// Every event of Node's `WorkerEvents` has its counterpart:
 ///
 /// | Node | here | when |
 /// | --- | --- | --- |
-/// | `pool:create`, `worker:create` | [`WorkerStart`] | a worker begins to look for jobs |
-/// | `pool:listen:connecting` | [`ListenConnecting`] | it is about to listen |
-/// | `pool:listen:success` | [`ListenSuccess`] | it listens |
-/// | `pool:listen:error` | [`ListenError`] | it listens no more, and will try again |
-/// | `pool:gracefulShutdown`, `gracefulShutdown`, `worker:release` | [`WorkerShutdown`] | it was told to stop |
-/// | `worker:fatalError`, `pool:gracefulShutdown:error` | [`WorkerFatalError`] | it cannot go on |
-/// | `worker:stop`, `pool:release`, `stop` | [`WorkerStop`] | it has stopped, and everything is written |
+/// | `pool:create`, `worker:create` | [`WorkerStart`] | a worker starts |
+/// | `pool:listen:connecting` | [`ListenConnecting`] | it connects its listener |
+/// | `pool:listen:success` | [`ListenSuccess`] | it listens for notifications |
+/// | `pool:listen:error` | [`ListenError`] | it lost the listener's connection and will reconnect |
+/// | `pool:gracefulShutdown`, `gracefulShutdown`, `worker:release` | [`WorkerShutdown`] | it begins to shut down |
+/// | `worker:fatalError`, `pool:gracefulShutdown:error` | [`WorkerFatalError`] | it stops because of a fatal error |
+/// | `worker:stop`, `pool:release`, `stop` | [`WorkerStop`] | it has stopped; all outcomes are recorded |
 /// | `worker:getJob:start` | [`FetchStart`] | it is about to claim jobs |
-/// | `worker:getJob:error` | [`FetchError`] | the database did not answer; it will try again |
-/// | `worker:getJob:empty` | [`FetchEmpty`] | there were none |
+/// | `worker:getJob:error` | [`FetchError`] | the claim failed; it retries |
+/// | `worker:getJob:empty` | [`FetchEmpty`] | the claim found no jobs |
 /// | `job:start` | [`JobStart`] | a job is about to run |
-/// | `job:success` | [`JobSuccess`] | its handler is done |
+/// | `job:success` | [`JobSuccess`] | its handler succeeded |
 /// | `job:error` | [`JobError`] | its handler failed |
 /// | `job:failed` | [`JobFailed`] | … for the last time |
-/// | `job:complete` | [`JobComplete`] | what became of it is written |
-/// | `cron:started`, `cron:schedule`, `cron:prematureTimer`, `cron:overdueTimer` | [`CronTick`] | the crontab was looked at |
+/// | `job:complete` | [`JobComplete`] | its outcome is recorded |
+/// | `cron:started`, `cron:schedule`, `cron:prematureTimer`, `cron:overdueTimer` | [`CronTick`] | the crontab was checked |
 /// | `cron:scheduled` | [`CronJobScheduled`] | a recurring job was added |
 /// | `cron:backfill` | [`CronJobBackfilled`] | … that had been missed |
 ///
-/// Four more can decide: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`], [`JobRecovery`].
+/// Four events can override the outcome: [`BeforeJobSchedule`], [`BeforeJobRun`], [`AfterJobRun`],
+/// [`JobRecovery`].
 ///
 /// ```
 /// use graphile_worker::{HookRegistry, JobFailed};
 ///
 /// let mut hooks = HookRegistry::new();
 /// hooks.on(JobFailed, |ctx| async move {
-///     eprintln!("job {} has failed for good: {:?}", ctx.job.id, ctx.error);
+///     eprintln!("job {} failed permanently: {:?}", ctx.job.id, ctx.error);
 /// });
 /// ```
 #[derive(Clone, Default)]
@@ -275,19 +326,25 @@ pub struct HookRegistry {
     handlers: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
 }
 
-/// Hooks that belong together, for [`WorkerOptions::add_plugin`](crate::WorkerOptions::add_plugin).
+/// A group of hooks, for [`WorkerOptions::add_plugin`](crate::WorkerOptions::add_plugin).
 pub trait Plugin {
-    /// Registers them.
+    /// Registers the hooks.
     fn register(self, hooks: &mut HookRegistry);
 }
 
+impl fmt::Debug for HookRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookRegistry").field("events", &self.handlers.len()).finish_non_exhaustive()
+    }
+}
+
 impl HookRegistry {
-    /// No hooks.
+    /// Creates an empty registry.
     pub fn new() -> HookRegistry {
         HookRegistry::default()
     }
 
-    /// Calls `handler` whenever the event happens, after those that were registered before.
+    /// Registers a hook. Hooks of the same event run in the order of registration.
     pub fn on<E: Event, F, Fut>(&mut self, _event: E, handler: F) -> &mut HookRegistry
     where
         F: Fn(E::Context) -> Fut + Send + Sync + 'static,
@@ -314,7 +371,7 @@ impl HookRegistry {
         !self.handlers.is_empty() && !self.handlers::<E>().is_empty()
     }
 
-    /// Tells all who want to know; the context is made only if somebody does.
+    /// Calls all hooks of the event. Builds the context only if there are any.
     pub(crate) async fn emit<E: Event<Output = ()>>(&self, _event: E, context: impl FnOnce() -> E::Context) {
         if self.has::<E>() {
             let context = context();
@@ -324,7 +381,7 @@ impl HookRegistry {
         }
     }
 
-    /// Asks all who want to decide; the first who does not say `Continue` has decided.
+    /// Calls the hooks in order; the first one that does not return `Continue` decides.
     pub(crate) async fn decide<E: Event<Output = HookResult>>(
         &self,
         _event: E,
@@ -342,7 +399,7 @@ impl HookRegistry {
         HookResult::Continue
     }
 
-    /// The first hook that does not say `Default` has decided.
+    /// Calls the hooks in order; the first one that does not return `Default` decides.
     pub(crate) async fn recover(&self, context: impl FnOnce() -> JobRecoveryContext) -> JobRecoveryResult {
         if self.has::<JobRecovery>() {
             let context = context();
@@ -356,7 +413,8 @@ impl HookRegistry {
         JobRecoveryResult::Default
     }
 
-    /// Lets each hook change the job, one after the other; `Err` is the reason of the one that refused.
+    /// Passes the job through all hooks, each of which may change it. `Err` is the reason of the hook that
+    /// rejected it.
     pub(crate) async fn schedule(&self, mut job: ScheduledJob) -> Result<ScheduledJob, String> {
         for handler in self.handlers::<BeforeJobSchedule>() {
             match handler(job).await {
@@ -368,13 +426,13 @@ impl HookRegistry {
     }
 }
 
-/// Waits for a hook that runs beside the jobs; `None` if it panics, which is told.
-pub(crate) async fn guarded<T>(hook: &str, call: impl Future<Output = T>) -> Option<T> {
+/// Runs a hook outside of a job's task. Returns `None` and logs if the hook panics.
+pub(crate) async fn catch_panic<T>(hook: &str, call: impl Future<Output = T>) -> Option<T> {
     match AssertUnwindSafe(call).catch_unwind().await {
         Ok(answer) => Some(answer),
         Err(panic) => {
             let panic = panic_message(panic.as_ref());
-            error!(label = "worker", hook, panic, "a hook panicked; going on");
+            error!(label = "worker", hook, panic, "a hook panicked; continuing");
             None
         }
     }
@@ -390,7 +448,7 @@ mod tests {
 
     #[tokio::test]
     async fn hooks_are_called_in_the_order_of_their_registration() {
-        let (sender, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut announced) = tokio::sync::mpsc::unbounded_channel();
         let mut hooks = HookRegistry::new();
         for n in 1..=3 {
             let sender = sender.clone();
@@ -400,12 +458,15 @@ mod tests {
             });
         }
         hooks.emit(WorkerStart, context).await;
-        hooks.emit(WorkerStop, || panic!("nobody has asked for this one")).await;
-        assert_eq!([heard.recv().await, heard.recv().await, heard.recv().await], [Some(1), Some(2), Some(3)]);
+        hooks.emit(WorkerStop, || panic!("this event has no hooks")).await;
+        assert_eq!(
+            [announced.recv().await, announced.recv().await, announced.recv().await],
+            [Some(1), Some(2), Some(3)]
+        );
     }
 
     #[tokio::test]
-    async fn a_job_to_be_added_passes_through_all_hooks_until_one_refuses() {
+    async fn a_job_to_be_added_passes_through_all_hooks_until_one_rejects_it() {
         let mut hooks = HookRegistry::new();
         hooks.on(BeforeJobSchedule, |mut job| async move {
             job.spec.priority = Some(5);

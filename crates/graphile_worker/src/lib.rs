@@ -1,7 +1,9 @@
 //! A job queue on the PostgreSQL you already have, sharing its schema with Node's `graphile-worker`.
 //!
 //! ```no_run
-//! use graphile_worker::{IntoTaskHandlerResult, JobSpec, TaskHandler, WorkerContext, WorkerOptions};
+//! use graphile_worker::{
+//!     IntoTaskHandlerResult, JobSpec, TaskHandler, WorkerContext, WorkerOptions, WorkerRecoveryConfig,
+//! };
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -21,6 +23,7 @@
 //! let worker = WorkerOptions::default()
 //!     .database_url("postgres://user:password@localhost/my_app")
 //!     .define_job::<SendEmail>()
+//!     .worker_recovery(WorkerRecoveryConfig::default().enabled(true))
 //!     .init()
 //!     .await?;
 //! let email = SendEmail { to: "user@example.com".to_owned() };
@@ -29,84 +32,136 @@
 //! # }
 //! ```
 //!
-//! [`WorkerOptions`] describes a worker, [`WorkerUtils`] adds and administers jobs, [`TaskHandler`] is a task and
-//! [`WorkerContext`] what it is given; [`Cron`] and [`parse_crontab`] say what recurs, [`HookRegistry`] lets an application hear and decide, [`migrate`] installs the
-//! schema or brings it up to date. The SQL API is the same as that of Node's worker.
+//! # Recovery
+//!
+//! The quick start turns recovery on, which is off by default. A worker with recovery sends heartbeats, and
+//! releases the jobs of workers whose heartbeats have stopped: after a crash they run again 5 to 7 minutes
+//! later. Without recovery, they stay locked for 4 hours. See [`WorkerRecoveryConfig`].
+//!
+//! # Where to look
+//!
+//! | to | use |
+//! | --- | --- |
+//! | define a task | [`TaskHandler`], or [`BatchTaskHandler`] for many items at once |
+//! | use the job, the pool or your own values in a handler | [`WorkerContext`] |
+//! | configure and run a worker | [`WorkerOptions`], [`Worker`] |
+//! | add, change, list and remove jobs | [`WorkerUtils`], [`JobSpec`] |
+//! | schedule recurring jobs | [`Cron`], [`parse_crontab`] |
+//! | observe events and override outcomes | [`HookRegistry`] |
+//! | find out why a job does not run | [`WorkerUtils::why`] |
+//! | install or update the schema | [`migrate`] |
+//!
+//! The SQL API is the one of Node's worker.
 
 mod adding;
-mod checkup;
 mod context;
 mod cron;
-mod cron_items;
 mod db;
 mod error;
-mod exchange;
-mod execute;
-mod hand;
-mod hooks;
+pub mod hooks;
 mod inspect;
 mod job;
-mod listener;
-mod migrate;
-mod next_claim;
 mod options;
+mod port_names;
 mod recovery;
-mod second_lane;
-mod settle;
-mod shutdown;
-mod startup;
+mod retry;
+mod schema;
 mod task;
-mod tasks_dir;
-#[cfg(feature = "tokio-postgres")]
-mod tokio_postgres;
-mod uninstall;
-mod upgrade;
-mod watch;
-mod why;
+pub mod task_source;
+mod text;
 mod worker;
-mod worker_utils;
+#[doc(hidden)]
+pub mod worker_utils;
 
-pub use checkup::{Check, CheckLevel, Checkup};
+// Running jobs.
 pub use context::WorkerContext;
-pub use cron::TestClock;
-pub use cron_items::{Cron, CronItem, IntoCron};
-pub use error::Error;
+pub use job::{InvalidJobKeyMode, Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
+pub use options::WorkerOptions;
+pub use task::{
+    BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobDefinition, TaskError,
+    TaskHandler, TaskOptions, TaskOutcome, TaskResult,
+};
+pub use worker::Worker;
+pub use worker::shutdown::WorkerShutdownConfig;
+
+// Adding and administering jobs.
+pub use db::source::{Source, Within};
+#[cfg(feature = "tokio-postgres")]
+pub use db::tokio_postgres::WithinTokioPostgres;
+pub use worker_utils::{CleanupTask, RescheduleJobOptions, WorkerUtils, add_job};
+
+// Recurring jobs.
+pub use cron::clock::TestClock;
+pub use cron::items::{Cron, CronItem};
 pub use graphile_worker_crontab::{
-    Crontab, CrontabError, CrontabFill, CrontabItemError, CrontabJobKeyMode, CrontabOptions, CrontabParseError,
-    Schedule, ScheduleError, Tz, parse_crontab,
+    Crontab, CrontabError, CrontabFill, CrontabItemError, CrontabJobKeyMode as CronJobKeyMode, CrontabJobKeyMode,
+    CrontabOptions, CrontabParseError, Schedule, ScheduleError, Tz, crontab_warnings, parse_crontab,
 };
-pub use hooks::{
-    AfterJobRun, BeforeJobRun, BeforeJobSchedule, CronJobBackfilled, CronJobContext, CronJobScheduled, CronTick,
-    CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart, HookRegistry, HookResult, JobComplete,
-    JobError, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecovery,
-    JobRecoveryContext, JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError,
-    ListenSuccess, Plugin, ScheduledJob, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
-    WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerStart, WorkerStop,
-};
-pub use inspect::{
-    JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueSummary, Stats, TaskStats, WorkerState,
-    WorkerSummary,
-};
-pub use job::{Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
-pub use migrate::{Migration, migrate, migrate_within};
-pub use options::{TaskHandlers, WorkerOptions};
+pub use options::IntoCron;
+
+// Recovery of dead workers' jobs.
 pub use recovery::{
     ActiveWorker, INFRASTRUCTURE_RESILIENT_FLAG, SweepStaleWorkersOptions, SweepStaleWorkersResult,
     WorkerRecoveryConfig,
 };
-pub use task::{
-    BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, TaskError, TaskHandler,
-    TaskOptions, TaskOutcome,
-};
-pub use tasks_dir::HostOptions;
-#[cfg(feature = "tokio-postgres")]
-pub use tokio_postgres::WithinTokioPostgres;
-pub use uninstall::Uninstall;
-pub use why::{Reason, Why};
-pub use worker::Worker;
-pub use worker_utils::{CleanupTask, RescheduleJobOptions, Source, Within, WorkerUtils, add_job};
 
-/// The README's Rust compiles.
+// Hooks.
+pub use hooks::{
+    AfterJobRun, BeforeJobRun, BeforeJobRunContext, BeforeJobSchedule, CronJobBackfilled, CronJobContext,
+    CronJobScheduled, CronTick, CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart,
+    HookRegistry, HookResult, JobComplete, JobError, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext,
+    JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess,
+    ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob, ShutdownReason, WorkerEventContext,
+    WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, WorkerShutdown,
+    WorkerShutdownContext, WorkerStart, WorkerStop,
+};
+
+// Inspecting the queue.
+pub use inspect::doctor::{DoctorCheck, DoctorLevel, DoctorReport};
+#[doc(hidden)]
+pub use inspect::explain::program;
+pub use inspect::explain::{LockHolder, Why, WhyReason, WhyWorker};
+pub use inspect::{
+    CronExecution, JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueStats, QueueSummary, TaskStats,
+    WorkerState, WorkerSummary, short_worker_id,
+};
+
+// The database and its schema.
+pub use db::allow_invalid_utf8;
+pub use db::connect::DatabaseConfig;
+#[doc(hidden)]
+pub use db::session::commit as commit_transaction;
+pub use error::Error;
+pub use schema::migrate::{
+    Migration, force_migrate_from_rust_port, migrate, migrate_from_rust_port, migrate_with_max_wait,
+};
+pub use schema::roles::{RoleRight, grant_sql, revoke_sql};
+pub use schema::uninstall::Uninstall;
+
+// Names of the Rust port.
+pub use port_names::{
+    LocalQueueConfig, LocalQueueConfigBuilder, RefetchDelayConfig, RefetchDelayConfigBuilder, WorkerContextExt, errors,
+};
+
+/// Runs the Rust code of the README and the guide as documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+mod guide {
+    macro_rules! pages {
+        ($($name:ident: $path:literal;)*) => { $(#[doc = include_str!($path)] struct $name;)* };
+    }
+
+    pages! {
+        Readme: "../../../README.md";
+        AddingJobs: "../../../docs/adding-jobs.md";
+        Deploying: "../../../docs/deploying.md";
+        GettingStarted: "../../../docs/getting-started-rust.md";
+        HostProtocol: "../../../docs/host-protocol.md";
+        MovingFromTheRustPort: "../../../docs/moving-from-the-rust-port.md";
+        Operating: "../../../docs/operating.md";
+        QueuesAndKeys: "../../../docs/queues-and-keys.md";
+        Recovery: "../../../docs/recovery.md";
+        RecurringJobs: "../../../docs/recurring-jobs.md";
+        RetriesAndErrors: "../../../docs/retries-and-errors.md";
+        Testing: "../../../docs/testing.md";
+    }
+}

@@ -1,164 +1,113 @@
-//! Every setting of a worker: its default, its check, and `init`.
+//! The options of a worker: each with its default and its check. `worker/start` builds the worker from them.
 
 use crate::Error;
 use crate::WorkerContext;
-use crate::context::{Extensions, Surroundings};
-use crate::cron::{Clock, TestClock};
-use crate::cron_items::{self, IntoCron};
-use crate::db::{Schema, Statements};
-use crate::error::Doing;
-use crate::exchange::Exchange;
+use crate::context::Extensions;
+use crate::cron::clock::TestClock;
+use crate::cron::file::CrontabFile;
+use crate::cron::items::CronItem;
+use crate::db::connect::{self, DatabaseConfig, PasswordFunction};
+use crate::db::session::ANSWER_TIMEOUT;
 use crate::hooks::{Event, HookRegistry, Plugin};
-use crate::migrate::{Migration, migrate_within};
 use crate::recovery::WorkerRecoveryConfig;
-use crate::shutdown::Shutdown;
-use crate::startup::{self, Startup};
-use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, Task, TaskHandler, TaskOptions, Tasks};
-use crate::tasks_dir::{HostOptions, HostSettings, Leftovers, TasksDir};
-use crate::upgrade;
-use crate::watch::{CrontabFile, Watched, WatchedCrontab};
-use crate::worker::Worker;
-use crate::worker_utils::WorkerUtils;
-use futures_util::FutureExt;
-use graphile_worker_crontab::Crontab;
+use crate::schema::upgrade;
+use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, JobDefinition, Task, TaskHandler, TaskOptions, Tasks};
+use crate::task_source::TaskSource;
+use crate::worker::settings::{FlagSettings, Flags};
+use crate::worker::shutdown::{self, ShutdownSignal, WorkerShutdownConfig};
+use crate::worker::startup;
+use graphile_worker_crontab::{Crontab, parse_crontab};
 use serde::de::DeserializeOwned;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool};
-use std::collections::HashMap;
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, watch};
-use tracing::warn;
 
-/// Describes a worker.
+/// The options of a worker. [`init`](WorkerOptions::init) checks them and builds the worker.
+///
+/// **Turn recovery on in production.** It is off by default. Without it, the jobs of a worker that is killed (out of
+/// memory, a lost machine, SIGKILL) stay locked for 4 hours before another worker runs them. With it, they run again
+/// after 5 to 7 minutes. One call turns it on: see [`worker_recovery`](WorkerOptions::worker_recovery).
 ///
 /// ```no_run
-/// # use graphile_worker::{WorkerOptions, WorkerContext};
+/// # use graphile_worker::{WorkerContext, WorkerOptions, WorkerRecoveryConfig};
 /// # async fn example() -> Result<(), graphile_worker::Error> {
 /// let worker = WorkerOptions::default()
 ///     .database_url("postgres://user:password@localhost/my_app")
 ///     .concurrency(10)
+///     .worker_recovery(WorkerRecoveryConfig::default().enabled(true))
 ///     .define_task("hello", |name: String, _ctx: WorkerContext| async move { println!("Hello, {name}") })
 ///     .init()
 ///     .await?;
 /// worker.run().await
 /// # }
 /// ```
+#[must_use = "options do nothing until `init`"]
 pub struct WorkerOptions {
-    database: Option<Database>,
-    schema: String,
-    concurrency: Option<usize>,
-    poll_interval: Duration,
-    max_pg_conn: u32,
-    tasks: Vec<Task>,
-    tasks_dir: Option<PathBuf>,
-    host_options: HostOptions,
-    task_options: HashMap<String, TaskOptions>,
-    extensions: Extensions,
-    hooks: HookRegistry,
-    crontabs: Vec<Crontab>,
-    crontab_file: Option<CrontabFile>,
-    watch: bool,
-    cron_clock: Option<TestClock>,
-    recovery: WorkerRecoveryConfig,
-    use_local_time: bool,
-    forbidden_flags: ForbiddenFlags,
-    listen: bool,
-    prepared_statements: bool,
-    listen_os_shutdown_signals: bool,
-    shutdown_signal: Option<ShutdownSignal>,
-    shutdown_grace_period: Duration,
-    interrupted_job_retry_delay: Duration,
-    max_migration_wait: Duration,
-    startup_timeout: Duration,
-    keep_locks_fresh_after: Duration,
-}
-
-/// For the worker's own connections. Every statement of a worker is planned once, and meant to go by an index in its
-/// order, whatever the planner believes: statistics taken while no job was locked make it read the whole table for each report instead (280 ms
-/// for 1,000 jobs of 200,000, bench/RESULTS.md). And none may go on when the worker has given up on it (after 60 seconds).
-/// A pooler may not pass these on; there, statements are planned anew every time.
-const OWN_CONNECTIONS: [(&str, &str); 8] = [
-    ("plan_cache_mode", "force_generic_plan"),
-    ("enable_seqscan", "off"),
-    ("enable_bitmapscan", "off"),
-    ("enable_sort", "off"),
-    ("enable_hashjoin", "off"),
-    ("enable_mergejoin", "off"),
-    ("jit", "off"),
-    ("statement_timeout", "50s"),
-];
-
-/// A connection of the handlers' pool that was used so recently is not asked whether it is alive.
-const TRUSTED_FOR: Duration = Duration::from_secs(1);
-
-enum Database {
-    Url(String),
-    Pool(PgPool),
-}
-
-type ShutdownSignal = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
-type FlagsFunction = dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<String>>> + Send>> + Send + Sync;
-
-/// Flags of jobs that the worker must not run.
-#[derive(Clone, Default)]
-pub(crate) enum ForbiddenFlags {
-    #[default]
-    None,
-    List(Vec<String>),
-    Function(Arc<FlagsFunction>),
-}
-
-impl ForbiddenFlags {
-    pub(crate) async fn current(&self) -> Result<Option<Vec<String>>, Error> {
-        let flags = match self {
-            ForbiddenFlags::None => None,
-            ForbiddenFlags::List(flags) => Some(flags.clone()),
-            ForbiddenFlags::Function(function) => {
-                let asked = AssertUnwindSafe(async { function().await }).catch_unwind().await;
-                asked.map_err(|_| Error::ForbiddenFlagsPanicked)?
-            }
-        };
-        Ok(flags.filter(|flags| !flags.is_empty()))
-    }
-}
-
-/// What the running worker needs to know.
-pub(crate) struct Settings {
-    pub(crate) connect_options: PgConnectOptions,
-    pub(crate) concurrency: usize,
+    pub(crate) database: Option<Database>,
+    pub(crate) direct: Option<Direct>,
+    pub(crate) password: Option<PasswordFunction>,
+    pub(crate) answer_timeout: Option<Duration>,
+    pub(crate) schema: String,
+    pub(crate) concurrency: Option<usize>,
     pub(crate) poll_interval: Duration,
+    pub(crate) max_pg_conn: u32,
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) task_source: Option<Box<dyn TaskSource>>,
+    pub(crate) task_options: HashMap<String, TaskOptions>,
+    pub(crate) extensions: Extensions,
+    pub(crate) hooks: HookRegistry,
+    pub(crate) crontabs: Vec<Crontab>,
+    pub(crate) crontab_file: Option<CrontabFile>,
+    pub(crate) watch: bool,
+    pub(crate) cron_clock: Option<TestClock>,
+    pub(crate) recovery: WorkerRecoveryConfig,
     pub(crate) use_local_time: bool,
-    pub(crate) forbidden_flags: ForbiddenFlags,
+    pub(crate) flags: FlagSettings,
     pub(crate) listen: bool,
     pub(crate) prepared_statements: bool,
     pub(crate) listen_os_shutdown_signals: bool,
     pub(crate) shutdown_signal: Option<ShutdownSignal>,
     pub(crate) shutdown_grace_period: Duration,
     pub(crate) interrupted_job_retry_delay: Duration,
+    pub(crate) max_migration_wait: Duration,
     pub(crate) startup_timeout: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
-    pub(crate) cron_clock: Clock,
-    /// Whether there may be jobs that recur later, if there are none now.
-    pub(crate) crontab_may_change: bool,
-    pub(crate) recovery: WorkerRecoveryConfig,
+}
+
+/// With a shorter timeout, the worker would replace the connections of a server that is only busy.
+const SHORTEST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(crate) enum Database {
+    Text(String),
+    Config(DatabaseConfig),
+    Pool(PgPool),
+}
+
+/// A connection that bypasses the pooler.
+pub(crate) enum Direct {
+    Text(String),
+    Config(DatabaseConfig),
 }
 
 impl Default for WorkerOptions {
     fn default() -> WorkerOptions {
+        let stopping = WorkerShutdownConfig::default();
         WorkerOptions {
             database: None,
+            direct: None,
+            password: None,
+            answer_timeout: None,
             schema: "graphile_worker".to_owned(),
             concurrency: None,
             poll_interval: Duration::from_secs(2),
             max_pg_conn: 20,
             tasks: Vec::new(),
-            tasks_dir: None,
-            host_options: HostOptions::default(),
+            task_source: None,
             task_options: HashMap::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
@@ -168,67 +117,133 @@ impl Default for WorkerOptions {
             cron_clock: None,
             recovery: WorkerRecoveryConfig::default(),
             use_local_time: false,
-            forbidden_flags: ForbiddenFlags::None,
+            flags: FlagSettings::default(),
             listen: true,
             prepared_statements: true,
-            listen_os_shutdown_signals: true,
+            listen_os_shutdown_signals: stopping.listen_os_shutdown_signals,
             shutdown_signal: None,
-            shutdown_grace_period: Duration::from_secs(5),
-            interrupted_job_retry_delay: Duration::from_secs(30),
-            max_migration_wait: upgrade::LONGEST_WAIT,
+            shutdown_grace_period: stopping.grace_period,
+            interrupted_job_retry_delay: stopping.interrupted_job_retry_delay,
+            max_migration_wait: upgrade::DEFAULT_MIGRATION_WAIT,
             startup_timeout: startup::DEFAULT_TIMEOUT,
             keep_locks_fresh_after: Duration::from_secs(60 * 60),
         }
     }
 }
 
+/// Without passwords.
+impl fmt::Debug for WorkerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerOptions")
+            .field("schema", &self.schema)
+            .field("concurrency", &self.concurrency)
+            .field("poll_interval", &self.poll_interval)
+            .field("tasks", &self.tasks.iter().map(|task| &*task.identifier).collect::<Vec<_>>())
+            .field("recovery", &self.recovery)
+            .finish_non_exhaustive()
+    }
+}
+
 impl WorkerOptions {
-    /// The database, by URL (default: the environment's `DATABASE_URL`).
+    /// Sets the database, as a libpq connection string: a URL, `name=value` pairs, or the name of a database. Default:
+    /// `DATABASE_URL` from the environment, or else `PGDATABASE` or `PGSERVICE` with the other `PG…` variables. See
+    /// [`DatabaseConfig`].
     pub fn database_url(mut self, url: &str) -> WorkerOptions {
-        self.database = Some(Database::Url(url.to_owned()));
+        self.database = Some(Database::Text(url.to_owned()));
         self
     }
 
-    /// The database, by the application's pool. The worker opens connections of its own to the same database; the
-    /// pool is what handlers get.
+    /// Sets the database, as a parsed connection string.
+    pub fn database(mut self, config: DatabaseConfig) -> WorkerOptions {
+        self.database = Some(Database::Config(config));
+        self
+    }
+
+    /// Calls this function to get the password of each new connection, and every 30 seconds for the handlers' pool. Use
+    /// it for rotated passwords and tokens that expire. If the function fails, the worker keeps the outcomes of its
+    /// jobs and retries.
+    ///
+    /// ```no_run
+    /// # use graphile_worker::WorkerOptions;
+    /// let options = WorkerOptions::default()
+    ///     .database_url("postgres://me@db.example.com/my_app?sslmode=verify-full")
+    ///     .password_provider(|| async { std::fs::read_to_string("/run/secrets/database-token") });
+    /// ```
+    pub fn password_provider<F, Fut, E>(mut self, provider: F) -> WorkerOptions
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<String, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.password = Some(connect::password_function(provider));
+        self
+    }
+
+    /// Sets the database to that of the application's pool. Handlers use the pool; the worker opens its own connections
+    /// to the same database. Behind a pooler such as PgBouncer, build the pool with
+    /// [`extra_float_digits(None)`](PgConnectOptions::extra_float_digits), because PgBouncer rejects that parameter.
     pub fn pg_pool(mut self, pool: PgPool) -> WorkerOptions {
         self.database = Some(Database::Pool(pool));
         self
     }
 
-    /// The schema (default `graphile_worker`).
+    /// Sets a connection string that bypasses the pooler, if [`database_url`](WorkerOptions::database_url) points to
+    /// one such as PgBouncer. The worker uses one such connection to listen for jobs and to migrate the schema, which
+    /// do not work through a pooler in transaction mode. Everything else goes through the pooler.
+    ///
+    /// ```no_run
+    /// # use graphile_worker::WorkerOptions;
+    /// let options = WorkerOptions::default()
+    ///     .database_url("postgres://user@pooler:6432/my_app")
+    ///     .direct_database_url("postgres://user@database:5432/my_app");
+    /// ```
+    pub fn direct_database_url(mut self, url: &str) -> WorkerOptions {
+        self.direct = Some(Direct::Text(url.to_owned()));
+        self
+    }
+
+    /// Like [`direct_database_url`](WorkerOptions::direct_database_url), with a parsed connection string.
+    pub fn direct_database(mut self, config: DatabaseConfig) -> WorkerOptions {
+        self.direct = Some(Direct::Config(config));
+        self
+    }
+
+    /// Sets the name of the schema (default `graphile_worker`).
     pub fn schema(mut self, schema: &str) -> WorkerOptions {
         self.schema = schema.to_owned();
         self
     }
 
-    /// The name of the schema that is set.
+    /// Returns the name of the schema.
     pub fn schema_name(&self) -> &str {
         &self.schema
     }
 
-    /// How to connect to the database that is set; none where none is, or where it is not a URL.
-    pub fn connect_options(&self) -> Option<PgConnectOptions> {
-        match self.database.as_ref()? {
-            Database::Url(url) => url.parse().ok(),
-            Database::Pool(pool) => Some(PgConnectOptions::clone(&pool.connect_options())),
-        }
+    /// Returns how to connect to the database, or `None` if these options set no database.
+    pub fn database_config(&self) -> Option<Result<DatabaseConfig, Error>> {
+        let config = match self.database.as_ref()? {
+            Database::Text(text) => DatabaseConfig::parse(text),
+            Database::Config(config) => Ok(config.clone()),
+            Database::Pool(pool) => Ok(PgConnectOptions::clone(&pool.connect_options()).into()),
+        };
+        Some(config.map(|config| config.with_password_function(self.password.clone())))
     }
 
-    /// How many jobs run at the same time (default: the number of cores).
+    /// Sets how many jobs run at the same time (default: the number of CPU cores; at least 1).
     pub fn concurrency(mut self, jobs: usize) -> WorkerOptions {
         self.concurrency = Some(jobs);
         self
     }
 
-    /// How long an idle worker sleeps at most when it hears of nothing (default 2 seconds).
+    /// Sets the maximum delay between polls if no notification arrives (default 2 seconds; more than zero).
     pub fn poll_interval(mut self, interval: Duration) -> WorkerOptions {
         self.poll_interval = interval;
         self
     }
 
-    /// How many connections the handlers' pool may have, where the worker makes it (default 20). The worker itself
-    /// uses two more, a third under load, one for jobs that recur, and one or two where recovery is on.
+    /// Sets the maximum number of connections in the handlers' pool (default 20). Has no effect with
+    /// [`pg_pool`](WorkerOptions::pg_pool). The worker itself uses two more connections, a third one under load, one
+    /// for recurring jobs, and one or two for recovery.
     pub fn max_pg_conn(mut self, connections: u32) -> WorkerOptions {
         self.max_pg_conn = connections;
         self
@@ -240,19 +255,19 @@ impl WorkerOptions {
         self
     }
 
-    /// Runs jobs of this task, whose payloads are arrays.
+    /// Runs jobs of this batch task, whose payloads are arrays of items.
     pub fn define_batch_job<T: BatchTaskHandler>(mut self) -> WorkerOptions {
         self.tasks.push(Task::batch_handler::<T>());
         self
     }
 
-    /// Runs jobs of all these tasks: `define_jobs::<(SendEmail, SendReport)>()`.
-    pub fn define_jobs<T: TaskHandlers>(mut self) -> WorkerOptions {
-        self.tasks.extend(T::tasks());
+    /// Runs jobs of all these tasks: `define_jobs([SendEmail::definition(), SendReport::definition()])`.
+    pub fn define_jobs(mut self, jobs: impl IntoIterator<Item = JobDefinition>) -> WorkerOptions {
+        self.tasks.extend(jobs.into_iter().map(|definition| definition.0));
         self
     }
 
-    /// Runs jobs of the task of this name with a function.
+    /// Runs jobs of the task with this name by calling a function.
     pub fn define_task<P, F, Fut, R>(mut self, identifier: &str, function: F) -> WorkerOptions
     where
         P: DeserializeOwned + Send,
@@ -264,49 +279,26 @@ impl WorkerOptions {
         self
     }
 
-    /// Runs jobs of the tasks in this folder, beside those that are defined in code. Each executable file is a task:
-    /// `a/b/send.sh` is the task `a/b/send`. Files that are no tasks are named in a warning.
-    ///
-    /// The program gets `{"payload": …}` on standard input, and in its environment
-    /// `GRAPHILE_WORKER_PAYLOAD_FORMAT` (`json`), `GRAPHILE_WORKER_TASK_IDENTIFIER`, `GRAPHILE_WORKER_JOB_ID`,
-    /// `GRAPHILE_WORKER_JOB_KEY` (where it has one), `GRAPHILE_WORKER_JOB_ATTEMPTS`, `GRAPHILE_WORKER_JOB_MAX_ATTEMPTS`,
-    /// `GRAPHILE_WORKER_JOB_PRIORITY` and `GRAPHILE_WORKER_JOB_RUN_AT`. What it writes goes into the log, line by line;
-    /// exit code 0 means that the job is done, anything else that it has failed, with the last lines of standard error in
-    /// `last_error`.
-    ///
-    /// When its timeout has passed (default: 4 hours), or the worker has to leave and its grace period is over, the
-    /// program and all that it has started get SIGTERM, and SIGKILL 3 seconds later.
-    ///
-    /// ```no_run
-    /// # use graphile_worker::WorkerOptions;
-    /// # async fn example() -> Result<(), graphile_worker::Error> {
-    /// let worker = WorkerOptions::default().tasks_dir("tasks").init().await?;
-    /// # Ok(()) }
-    /// ```
-    pub fn tasks_dir(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
-        self.tasks_dir = Some(path.into());
+    /// Runs jobs of tasks that come from outside of the program's code, such as a folder of files: `TasksDir` of the crate
+    /// `graphile_worker_scripts`. A worker has one source.
+    pub fn task_source(mut self, source: impl TaskSource) -> WorkerOptions {
+        self.task_source = Some(Box::new(source));
         self
     }
 
-    /// Which programs run the scripts of the folder of tasks, how many at once, and how large they may become.
-    pub fn host_options(mut self, options: HostOptions) -> WorkerOptions {
-        self.host_options = options;
-        self
-    }
-
-    /// Sets the timeout, back-off and limits of a task; wins over what its handler says.
+    /// Sets the timeout, back-off and concurrency limit of a task. Overrides the options of its handler.
     pub fn task_options(mut self, identifier: &str, options: TaskOptions) -> WorkerOptions {
         self.task_options.insert(identifier.to_owned(), options);
         self
     }
 
-    /// A value that handlers find by its type with [`WorkerContext::extension`].
+    /// Adds a value that handlers get by its type from [`WorkerContext::extension`].
     pub fn add_extension<T: Send + Sync + 'static>(mut self, value: T) -> WorkerOptions {
         self.extensions.insert(value);
         self
     }
 
-    /// Calls the handler whenever the event happens; see [`HookRegistry`].
+    /// Calls the handler on every such event. See [`HookRegistry`].
     pub fn on<E: Event, F, Fut>(mut self, event: E, handler: F) -> WorkerOptions
     where
         F: Fn(E::Context) -> Fut + Send + Sync + 'static,
@@ -322,8 +314,9 @@ impl WorkerOptions {
         self
     }
 
-    /// A job that recurs while the worker [runs](Worker::run): an item made by [`Cron`](crate::Cron), a [`Crontab`], or
-    /// the text of a crontab, and then the result is a `Result`. Its task need not be one of this worker's.
+    /// Adds recurring jobs: an item built by [`Cron`](crate::Cron), a [`Crontab`], or the text of a crontab. For text,
+    /// this method returns a `Result`. The jobs are added while the worker [runs](crate::Worker::run). Another worker may run
+    /// them: this one does not have to define their tasks.
     ///
     /// ```
     /// # use graphile_worker::WorkerOptions;
@@ -334,305 +327,321 @@ impl WorkerOptions {
         cron.add_to(self)
     }
 
-    /// Jobs that recur: many items.
+    /// Adds recurring jobs from a list of items.
     pub fn with_crons(mut self, items: impl IntoIterator<Item = impl Into<Crontab>>) -> WorkerOptions {
         self.crontabs.extend(items.into_iter().map(Into::into));
         self
     }
 
-    /// Jobs that recur: the items of a crontab in this file, which has to be there.
+    /// Adds the recurring jobs of this crontab file. [`init`](WorkerOptions::init) fails if the file does not exist.
     pub fn crontab_file(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
         self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: false });
         self
     }
 
-    /// The same for a file that need not be there.
+    /// Like [`crontab_file`](WorkerOptions::crontab_file), but the file may be missing.
     pub fn crontab_file_if_any(mut self, path: impl Into<PathBuf>) -> WorkerOptions {
         self.crontab_file = Some(CrontabFile { path: path.into(), may_be_missing: true });
         self
     }
 
-    /// Whether the [folder of tasks](WorkerOptions::tasks_dir) and the [crontab](WorkerOptions::crontab_file) are looked at
-    /// again and again while the worker [runs](Worker::run) (default: no). What has changed holds for the next job: those
-    /// that run are left alone, and those that wait for a task that was removed wait until it is back. A crontab with
-    /// mistakes in it changes nothing.
+    /// Whether to reload the [source of tasks](WorkerOptions::task_source) and the [crontab
+    /// file](WorkerOptions::crontab_file) when they change, while the worker [runs](crate::Worker::run) (default: no). Changes
+    /// apply to jobs that start later, not to running ones. Jobs of a removed task wait until the task is back. If the
+    /// changed crontab has errors, the worker keeps the previous one.
     pub fn watch(mut self, watch: bool) -> WorkerOptions {
         self.watch = watch;
         self
     }
 
-    /// Goes by this clock for jobs that recur (default: the database's).
+    /// Schedules recurring jobs by this clock, for tests (default: the database's clock).
     pub fn cron_clock(mut self, clock: &TestClock) -> WorkerOptions {
         self.cron_clock = Some(clock.clone());
         self
     }
 
-    /// Whether and how jobs of workers that died are recovered (default: they are not, for 4 hours).
+    /// Configures the recovery of dead workers' jobs (default: off).
+    ///
+    /// Without recovery, the jobs of a worker that is killed stay locked for 4 hours before another worker runs them.
+    ///
+    /// ```
+    /// # use graphile_worker::{WorkerOptions, WorkerRecoveryConfig};
+    /// let options = WorkerOptions::default().worker_recovery(WorkerRecoveryConfig::default().enabled(true));
+    /// # drop(options);
+    /// ```
     pub fn worker_recovery(mut self, recovery: WorkerRecoveryConfig) -> WorkerOptions {
         self.recovery = recovery;
         self
     }
 
-    /// How often the worker says that it lives; switches recovery on.
+    /// Sets how often the worker sends a heartbeat (default 30 seconds), and turns recovery on.
     pub fn heartbeat_interval(mut self, interval: Duration) -> WorkerOptions {
         self.recovery = self.recovery.heartbeat_interval(interval);
         self
     }
 
-    /// How often it looks for dead workers; switches recovery on.
+    /// Sets how often the workers look for dead workers (default 60 seconds), and turns recovery on.
     pub fn sweep_interval(mut self, interval: Duration) -> WorkerOptions {
         self.recovery = self.recovery.sweep_interval(interval);
         self
     }
 
-    /// Since when a worker has not been heard of that is dead; switches recovery on.
+    /// Sets how long after its last heartbeat a worker counts as dead (default 5 minutes), and turns recovery on.
     pub fn sweep_threshold(mut self, threshold: Duration) -> WorkerOptions {
         self.recovery = self.recovery.sweep_threshold(threshold);
         self
     }
 
-    /// How long jobs of a dead worker wait before they run again; switches recovery on.
+    /// Sets how long a dead worker's jobs wait before they run again (default 30 seconds), and turns recovery on.
     pub fn recovery_delay(mut self, delay: Duration) -> WorkerOptions {
         self.recovery = self.recovery.recovery_delay(delay);
         self
     }
 
-    /// Whether this machine's clock decides which jobs are due (default: no, the database's).
+    /// Whether this machine's clock decides which jobs are due, instead of the database's (default: no).
     pub fn use_local_time(mut self, use_local_time: bool) -> WorkerOptions {
         self.use_local_time = use_local_time;
         self
     }
 
-    /// Does not run jobs with any of these flags.
+    /// Skips jobs with any of these flags (default: none).
     pub fn forbidden_flags(mut self, flags: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
-        self.forbidden_flags = ForbiddenFlags::List(flags.into_iter().map(Into::into).collect());
+        self.flags.forbidden = Flags::List(flags.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Does not run jobs with any of the flags that the function returns; asked at every claim, so it had better be
+    /// Adds one flag to the [forbidden flags](WorkerOptions::forbidden_flags).
+    pub fn add_forbidden_flag(mut self, flag: &str) -> WorkerOptions {
+        self.flags.forbidden.add(flag);
+        self
+    }
+
+    /// Skips jobs with any of the flags that the function returns. The worker calls it for every claim, so it must be
     /// quick.
     pub fn forbidden_flags_fn(self, flags: impl Fn() -> Option<Vec<String>> + Send + Sync + 'static) -> WorkerOptions {
         self.forbidden_flags_async(move || std::future::ready(flags()))
     }
 
-    /// The same for an async function.
+    /// Like [`forbidden_flags_fn`](WorkerOptions::forbidden_flags_fn), with an async function.
     pub fn forbidden_flags_async<F, Fut>(mut self, flags: F) -> WorkerOptions
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Option<Vec<String>>> + Send + 'static,
     {
-        self.forbidden_flags = ForbiddenFlags::Function(Arc::new(move || Box::pin(flags())));
+        self.flags.forbidden = Flags::function(flags);
         self
     }
 
-    /// Whether to be woken by the database (default: yes). A transaction pooler cannot do that: then the worker polls.
+    /// Runs only jobs with at least one of these flags (default: all jobs; an empty list means the same). Jobs without
+    /// flags do not run here. A job that also has a [forbidden flag](WorkerOptions::forbidden_flags) does not run
+    /// either.
+    ///
+    /// Each claim reads past the jobs that it skips. To pick a few jobs out of a million, give them their own task name
+    /// instead.
+    ///
+    /// ```
+    /// # use graphile_worker::WorkerOptions;
+    /// let options = WorkerOptions::default().accepted_flags(["gpu", "fast-disk"]).forbidden_flags(["macos"]);
+    /// ```
+    pub fn accepted_flags(mut self, flags: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
+        self.flags.accepted = Flags::List(flags.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Adds one flag to the [accepted flags](WorkerOptions::accepted_flags).
+    pub fn add_accepted_flag(mut self, flag: &str) -> WorkerOptions {
+        self.flags.accepted.add(flag);
+        self
+    }
+
+    /// Runs only jobs with at least one of the flags that the function returns; all jobs if it returns `None` or an
+    /// empty list. The worker calls it for every claim, so it must be quick.
+    pub fn accepted_flags_fn(self, flags: impl Fn() -> Option<Vec<String>> + Send + Sync + 'static) -> WorkerOptions {
+        self.accepted_flags_async(move || std::future::ready(flags()))
+    }
+
+    /// Like [`accepted_flags_fn`](WorkerOptions::accepted_flags_fn), with an async function.
+    pub fn accepted_flags_async<F, Fut>(mut self, flags: F) -> WorkerOptions
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Option<Vec<String>>> + Send + 'static,
+    {
+        self.flags.accepted = Flags::function(flags);
+        self
+    }
+
+    /// Skips jobs with a flag that is not in this list (default: any flag is allowed). Jobs without flags always run;
+    /// with an empty list, only they run. If this worker's jobs have
+    /// [`resilient_job_flags`](crate::WorkerRecoveryConfig::resilient_job_flags), list those too.
+    pub fn job_flag_allowlist(mut self, flags: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
+        self.flags.allowed = Some(flags.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Whether to listen for notifications of new jobs (default: yes). If not, the worker polls. It also polls behind a
+    /// pooler that shares server connections, unless it has a [direct connection](WorkerOptions::direct_database_url).
     pub fn use_notifications(mut self, listen: bool) -> WorkerOptions {
         self.listen = listen;
         self
     }
 
-    /// Whether to keep prepared statements (default: yes). Not all poolers can.
+    /// The Rust port's name for [`use_notifications`](WorkerOptions::use_notifications).
+    pub fn use_notification_delivery(self, listen: bool) -> WorkerOptions {
+        self.use_notifications(listen)
+    }
+
+    /// Whether to use prepared statements and session settings (default: yes, unless the worker detects a pooler). The
+    /// worker detects a pooler at startup, if the pooler rejects session settings or does not pass them on. Set this to
+    /// `false` for a pooler that it does not detect.
     pub fn use_prepared_statements(mut self, prepared: bool) -> WorkerOptions {
         self.prepared_statements = prepared;
         self
     }
 
     /// Whether SIGINT, SIGTERM and SIGHUP stop the worker (default: yes).
+    ///
+    /// When the last such worker of the process has ended, these signals end the process again, as they do without a
+    /// worker. On Linux, a handler that was there before the first worker ran stays in charge. If your program installs
+    /// its own handlers, use `false` and [`Worker::request_shutdown`](crate::Worker::request_shutdown).
     pub fn listen_os_shutdown_signals(mut self, listen: bool) -> WorkerOptions {
         self.listen_os_shutdown_signals = listen;
         self
     }
 
-    /// Stops the worker when the future that this makes is done.
-    pub fn shutdown_signal<F, Fut>(mut self, signal: F) -> WorkerOptions
-    where
-        F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = ()> + Send + 'static,
-    {
-        self.shutdown_signal = Some(Arc::new(move || Box::pin(signal())));
+    /// Stops the worker when this future completes, after its running jobs have finished.
+    ///
+    /// ```
+    /// # use graphile_worker::WorkerOptions;
+    /// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    /// let options = WorkerOptions::default().shutdown_signal(async move {
+    ///     stopped.await.ok();
+    /// });
+    /// # drop(options);
+    /// # drop(stop);
+    /// ```
+    pub fn shutdown_signal(mut self, signal: impl Future<Output = ()> + Send + 'static) -> WorkerOptions {
+        self.shutdown_signal = Some(shutdown::signal(signal));
         self
     }
 
-    /// How long running jobs may take to end when the worker is told to stop (default 5 seconds).
+    /// Sets how long running jobs may take to finish after the worker is asked to stop (default 5 seconds).
     pub fn shutdown_grace_period(mut self, period: Duration) -> WorkerOptions {
         self.shutdown_grace_period = period;
         self
     }
 
-    /// How long a job waits that the worker had to leave in the middle (default 30 seconds).
+    /// Sets how long an interrupted job waits before it runs again (default 30 seconds).
     pub fn interrupted_job_retry_delay(mut self, delay: Duration) -> WorkerOptions {
         self.interrupted_job_retry_delay = delay;
         self
     }
 
-    /// How long [`init`](WorkerOptions::init) waits for workers of older releases to finish, where it has to change the
-    /// schema in a way that they must not work with (default 10 minutes; zero: not at all). They are asked to, and
-    /// leave when their jobs are done.
+    /// The Rust port's name for [`interrupted_job_retry_delay`](WorkerOptions::interrupted_job_retry_delay).
+    pub fn shutdown_interrupted_job_retry_delay(self, delay: Duration) -> WorkerOptions {
+        self.interrupted_job_retry_delay(delay)
+    }
+
+    /// Sets all shutdown options at once. Replaces earlier settings, including the shutdown signal.
+    pub fn worker_shutdown(mut self, config: WorkerShutdownConfig) -> WorkerOptions {
+        self.listen_os_shutdown_signals = config.listen_os_shutdown_signals;
+        self.shutdown_grace_period = config.grace_period;
+        self.interrupted_job_retry_delay = config.interrupted_job_retry_delay;
+        self.shutdown_signal = config.shutdown_signal;
+        self
+    }
+
+    /// Sets how long [`init`](WorkerOptions::init) waits for workers of older releases to stop before a breaking
+    /// migration (default 10 minutes; zero: does not wait). It asks them to stop, and each stops when its running jobs
+    /// have finished.
     pub fn max_migration_wait(mut self, wait: Duration) -> WorkerOptions {
         self.max_migration_wait = wait;
         self
     }
 
-    /// How long [`init`](WorkerOptions::init), and again [`run`](Worker::run), retry if the database is not ready: not
-    /// reachable, starting or shutting down, out of connections, or a table is locked (default 30 seconds; zero: one
-    /// attempt). Errors that time does not cure, such as a wrong password, end them at once.
+    /// Sets how long [`init`](WorkerOptions::init) and [`run`](crate::Worker::run) each retry if the database is not ready:
+    /// unreachable, starting, shutting down, out of connections, or with a locked table (default 30 seconds; zero: one
+    /// attempt). Errors that a retry cannot fix, such as a wrong password, are returned at once.
     pub fn startup_timeout(mut self, timeout: Duration) -> WorkerOptions {
         self.startup_timeout = timeout;
         self
     }
 
-    /// Since when a job runs whose lock is kept from looking old (an hour). Only for tests, which cannot wait so long.
+    /// Sets how long the worker waits for an answer from the server before it replaces the connection (default:
+    /// `tcp_user_timeout` of the connection string, or else 20 seconds; at least 1 second). Only this timeout detects a
+    /// network that drops packets silently. The worker's own statements are cancelled after 5/6 of it.
+    pub fn answer_timeout(mut self, timeout: Duration) -> WorkerOptions {
+        self.answer_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long a job runs before the worker refreshes its lock (default 1 hour). For tests, which cannot wait an
+    /// hour.
     #[doc(hidden)]
     pub fn keep_locks_fresh_after(mut self, duration: Duration) -> WorkerOptions {
         self.keep_locks_fresh_after = duration;
         self
     }
+}
 
-    /// Checks the settings, connects, and installs or updates the schema. Waits for the database if it is not ready
-    /// ([`startup_timeout`](WorkerOptions::startup_timeout)).
-    pub async fn init(self) -> Result<Worker, Error> {
-        let concurrency = match self.concurrency {
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-            Some(0) => return Err(invalid("concurrency", "is 0, expected at least 1")),
-            Some(jobs) => jobs,
-        };
-        if self.poll_interval.is_zero() {
-            return Err(invalid("poll_interval", "is zero, expected more"));
-        }
-        let leftovers = Leftovers::default();
-        let crontab_file = match self.crontab_file {
-            None => None,
-            Some(file) => Some(WatchedCrontab::read(file, self.crontabs.clone())?),
-        };
-        let crontabs = match &crontab_file {
-            None => cron_items::checked(self.crontabs)?,
-            Some(file) => file.items()?,
-        };
-        let cron_clock = match self.cron_clock {
-            Some(clock) => Clock::Test(clock),
-            None if self.use_local_time => Clock::Local,
-            None => Clock::Database,
-        };
-        let schema = Schema::new(&self.schema)?;
-        let (pool, database_url) = pool(self.database, self.max_pg_conn)?;
-        let in_code = tasks_by_name(self.tasks, &self.task_options)?;
-        let (tasks, folder) = match self.tasks_dir {
-            None => (in_code, None),
-            Some(path) => {
-                let host_settings = HostSettings {
-                    options: self.host_options,
-                    database_url,
-                    schema: schema.name().to_owned(),
-                    concurrency,
-                    max_pool_size: pool.options().get_max_connections(),
-                    shutdown_grace_period: self.shutdown_grace_period,
-                };
-                let options = self.task_options.clone();
-                let folder = TasksDir::new(&path, in_code, options, leftovers.clone(), host_settings)?;
-                let loaded = folder.load(folder.scan()?, None).await;
-                (loaded.tasks.clone(), Some((folder, loaded)))
-            }
-        };
-        if !(self.watch && folder.is_some()) {
-            check_names(&self.task_options, &tasks)?;
-        }
-        if let Some((folder, _)) = folder.as_ref().filter(|_| tasks.is_empty()) {
-            warn!(label = "worker", folder = %folder.path().display(), "there are no tasks in the tasks folder");
-        }
-        cron_items::warn_of_unknown_tasks(&cron_items::of_unknown_tasks(&crontabs, &tasks));
-        let (tasks, crontabs) = (watch::Sender::new(Arc::new(tasks)), watch::Sender::new(crontabs));
-        let hosts = folder.as_ref().map(|(folder, _)| folder.hosts().clone());
-        let connect_options = PgConnectOptions::clone(&pool.connect_options()).application_name("graphile_worker");
-        // What is slow the worker says itself, without pages of SQL.
-        let mut connect_options = connect_options.disable_statement_logging();
-        if self.prepared_statements {
-            connect_options = connect_options.options(OWN_CONNECTIONS);
-        } else {
-            connect_options = connect_options.statement_cache_capacity(0);
-        }
-        self.recovery.check()?;
-        let worker_id = new_worker_id(&self.recovery);
-        let mut startup = Startup::new(self.startup_timeout);
-        let mut stop_signal = None;
-        let connection = loop {
-            let connecting = Exchange::connect_ahead(&connect_options, &worker_id, self.prepared_statements);
-            let migrating = migrate_within(self.max_migration_wait, &pool, schema.name());
-            let error = match connected_and_migrated(connecting, migrating).await {
-                Ok(connection) => break connection,
-                Err(error) => error,
-            };
-            let stopped = stop_signal.get_or_insert_with(|| match &self.shutdown_signal {
-                Some(signal) => signal(),
-                None => Box::pin(std::future::pending()),
-            });
-            tokio::select! {
-                waited = startup.wait_after(error) => waited?,
-                () = stopped => return Err(Error::StoppedBeforeStart),
-            }
-        };
-        startup.succeeded();
-        let statements = Arc::new(Statements::new(schema));
-        let hooks = Arc::new(self.hooks);
-        let surroundings = Surroundings {
-            worker_id: worker_id.into(),
-            utils: WorkerUtils::with_statements(pool, statements.clone())
-                .with_use_local_time(self.use_local_time)
-                .with_recovery(self.recovery.clone())
-                .with_hooks(hooks.clone()),
-            extensions: self.extensions,
-            statements,
-            hooks,
-        };
-        Ok(Worker {
-            settings: Arc::new(Settings {
-                connect_options,
-                concurrency,
-                poll_interval: self.poll_interval,
-                use_local_time: self.use_local_time,
-                forbidden_flags: self.forbidden_flags,
-                listen: self.listen,
-                prepared_statements: self.prepared_statements,
-                listen_os_shutdown_signals: self.listen_os_shutdown_signals,
-                shutdown_signal: self.shutdown_signal,
-                shutdown_grace_period: self.shutdown_grace_period,
-                interrupted_job_retry_delay: self.interrupted_job_retry_delay,
-                startup_timeout: self.startup_timeout,
-                keep_locks_fresh_after: self.keep_locks_fresh_after,
-                cron_clock,
-                crontab_may_change: self.watch && crontab_file.is_some(),
-                recovery: self.recovery,
-            }),
-            watched: self.watch.then(|| Arc::new(Mutex::new(Watched::new(folder, crontab_file, &tasks, &crontabs)))),
-            tasks,
-            crontabs,
-            surroundings: Arc::new(surroundings),
-            leftovers,
-            hosts,
-            shutdown: Shutdown::default(),
-            left_because: Arc::default(),
-            connection: Mutex::new(Some(connection)),
-        })
+/// What [`WorkerOptions::with_cron`] accepts: an item, or the text of a crontab.
+pub trait IntoCron: sealed::IntoCron {
+    /// [`WorkerOptions`]; for text, a `Result` of it, because the text may have errors.
+    type Options;
+
+    #[doc(hidden)]
+    fn add_to(self, options: WorkerOptions) -> Self::Options;
+}
+
+/// Only this crate decides what is a crontab.
+mod sealed {
+    use super::{CronItem, Crontab};
+
+    pub trait IntoCron {}
+
+    impl IntoCron for Crontab {}
+    impl<T> IntoCron for CronItem<T> {}
+    impl IntoCron for &str {}
+    impl IntoCron for &String {}
+    impl IntoCron for String {}
+}
+
+impl IntoCron for Crontab {
+    type Options = WorkerOptions;
+
+    fn add_to(self, options: WorkerOptions) -> WorkerOptions {
+        options.with_crons([self])
     }
 }
 
-/// Both at the same time. If there is no connection, that is what is reported, and the migration is not waited for: the pool
-/// that it uses goes on trying for 30 seconds if a server refuses connections, and does not say why.
-async fn connected_and_migrated(
-    connecting: impl Future<Output = Result<PgConnection, Error>>,
-    migrating: impl Future<Output = Result<Migration, Error>>,
-) -> Result<PgConnection, Error> {
-    let (mut connecting, mut migrating) = (std::pin::pin!(connecting), std::pin::pin!(migrating));
-    tokio::select! {
-        connected = &mut connecting => {
-            let connection = connected?;
-            migrating.await?;
-            Ok(connection)
-        }
-        migrated = &mut migrating => {
-            let connection = connecting.await?;
-            migrated?;
-            Ok(connection)
-        }
+impl<T: TaskHandler> IntoCron for CronItem<T> {
+    type Options = WorkerOptions;
+
+    fn add_to(self, options: WorkerOptions) -> WorkerOptions {
+        options.with_crons([self])
+    }
+}
+
+impl IntoCron for &str {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        Ok(options.with_crons(parse_crontab(self)?))
+    }
+}
+
+impl IntoCron for &String {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        self.as_str().add_to(options)
+    }
+}
+
+impl IntoCron for String {
+    type Options = Result<WorkerOptions, Error>;
+
+    fn add_to(self, options: WorkerOptions) -> Result<WorkerOptions, Error> {
+        self.as_str().add_to(options)
     }
 }
 
@@ -640,106 +649,80 @@ fn invalid(setting: &'static str, problem: &str) -> Error {
     Error::InvalidOption { setting, problem: problem.to_owned() }
 }
 
-/// Refuses options of tasks that there are not.
-fn check_names(options: &HashMap<String, TaskOptions>, tasks: &Tasks) -> Result<(), Error> {
-    match options.keys().find(|identifier| !tasks.contains_key(&***identifier)) {
-        Some(unknown) => Err(Error::InvalidOption {
-            setting: "task_options",
-            problem: format!("names {unknown:?}, which is not defined"),
-        }),
-        None => Ok(()),
+/// The checks, which `init` runs once.
+impl WorkerOptions {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.concurrency == Some(0) {
+            return Err(invalid("concurrency", "is 0, must be at least 1"));
+        }
+        if self.poll_interval.is_zero() {
+            return Err(invalid("poll_interval", "is zero, must be greater than zero"));
+        }
+        self.flags.check()?;
+        self.recovery.check()
     }
-}
 
-fn tasks_by_name(tasks: Vec<Task>, options: &HashMap<String, TaskOptions>) -> Result<Tasks, Error> {
-    let mut by_name = Tasks::new();
-    for mut task in tasks {
-        if let Some(options) = options.get(&*task.identifier) {
-            task.options = options.clone();
-        }
-        if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
-            let problem = format!("{:?} has no legal name, expected 1 to 128 characters", task.identifier);
-            return Err(Error::InvalidOption { setting: "the task", problem });
-        }
-        if let Some(twice) = by_name.insert(task.identifier.clone(), Arc::new(task)) {
-            return Err(Error::InvalidOption {
-                setting: "the task",
-                problem: format!("{:?} is defined twice, expected once", twice.identifier),
-            });
-        }
+    pub(crate) fn concurrency_or_default(&self) -> usize {
+        self.concurrency.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
-    Ok(by_name)
-}
 
-/// The pool, which connects when it is first used, and the database's URL, for programs that connect by themselves.
-fn pool(database: Option<Database>, max_connections: u32) -> Result<(PgPool, String), Error> {
-    let url = match database {
-        Some(Database::Pool(pool)) => {
-            let url = url_of(&pool);
-            return Ok((pool, url));
-        }
-        Some(Database::Url(url)) => url,
-        None => std::env::var("DATABASE_URL")
-            .map_err(|_| invalid("the database", "is missing: call database_url or pg_pool, or set DATABASE_URL"))?,
-    };
-    let options = url.parse().doing(|| "read the database's URL".to_owned())?;
-    let pool = PgPoolOptions::new()
-        .max_connections(max_connections)
-        // A connection that was just used is alive: asking would cost every query a round trip more.
-        .test_before_acquire(false)
-        .before_acquire(|connection, meta| {
-            Box::pin(async move {
-                if meta.idle_for > TRUSTED_FOR {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
-        .connect_lazy_with(options);
-    Ok((pool, url))
-}
-
-/// Where a pool connects to, in words that other programs understand too.
-fn url_of(pool: &PgPool) -> String {
-    let mut url = pool.connect_options().to_url_lossy();
-    let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
-    url.set_query(None);
-    for (name, value) in pairs {
-        // Only sqlx knows the first. The second is its default, and libpq's, but to Node's `pg` it means more.
-        if name != "statement-cache-capacity" && (name.as_str(), value.as_str()) != ("sslmode", "prefer") {
-            url.query_pairs_mut().append_pair(&name, &value);
+    /// The database of these options, or else of the environment.
+    pub(crate) fn required_database(&self) -> Result<DatabaseConfig, Error> {
+        let from_environment = || match std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty()) {
+            Some(url) => Some(DatabaseConfig::parse(&url)),
+            None => DatabaseConfig::from_env(),
+        };
+        match self.database_config().or_else(from_environment) {
+            Some(config) => Ok(config?.with_password_function(self.password.clone())),
+            None => Err(invalid(
+                "the database",
+                "is not set: call database_url, database or pg_pool, or set DATABASE_URL, PGDATABASE or PGSERVICE",
+            )),
         }
     }
-    url.into()
-}
 
-/// `rs-` tells our workers from Node's, `rs-live-` those that register from those that nobody may declare dead.
-pub(crate) fn new_worker_id(recovery: &WorkerRecoveryConfig) -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let random = || RandomState::new().hash_one(std::process::id());
-    let kind = if recovery.enabled { "live" } else { "worker" };
-    format!("rs-{kind}-{:016x}{:08x}", random(), random() as u32)
-}
-
-/// A tuple of task handlers, for [`WorkerOptions::define_jobs`].
-pub trait TaskHandlers {
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    fn tasks() -> Vec<Task>;
-}
-
-macro_rules! tuples_of_task_handlers {
-    ($($first:ident $($rest:ident)*)?) => {
-        $(
-            impl<$first: TaskHandler, $($rest: TaskHandler),*> TaskHandlers for ($first, $($rest,)*) {
-                #[allow(private_interfaces)]
-                fn tasks() -> Vec<Task> {
-                    vec![Task::handler::<$first>(), $(Task::handler::<$rest>()),*]
-                }
+    /// The option overrides the connection string.
+    pub(crate) fn checked_answer_timeout(&self, database: &DatabaseConfig) -> Result<Duration, Error> {
+        match self.answer_timeout {
+            Some(timeout) if timeout < SHORTEST_ANSWER_TIMEOUT => {
+                let problem = format!("is {timeout:?}, must be at least {SHORTEST_ANSWER_TIMEOUT:?}");
+                Err(invalid("answer_timeout", &problem))
             }
-            tuples_of_task_handlers!($($rest)*);
-        )?
-    };
-}
+            Some(timeout) => Ok(timeout),
+            None => {
+                let of_connection = database.answer_timeout();
+                Ok(of_connection.map_or(ANSWER_TIMEOUT, |timeout| timeout.max(SHORTEST_ANSWER_TIMEOUT)))
+            }
+        }
+    }
 
-tuples_of_task_handlers!(A B C D E F G H I J K L M N O P);
+    /// The tasks that are defined in code, by name.
+    pub(crate) fn tasks_in_code(&mut self) -> Result<Tasks, Error> {
+        let mut by_name = Tasks::new();
+        for mut task in std::mem::take(&mut self.tasks) {
+            if let Some(options) = self.task_options.get(&*task.identifier) {
+                task.options = options.clone();
+            }
+            if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
+                let problem = format!("{:?} has an invalid name: it must have 1 to 128 characters", task.identifier);
+                return Err(invalid("the task", &problem));
+            }
+            if let Some(twice) = by_name.insert(task.identifier.clone(), Arc::new(task)) {
+                return Err(invalid(
+                    "the task",
+                    &format!("{:?} is defined twice: define each task once", twice.identifier),
+                ));
+            }
+        }
+        Ok(by_name)
+    }
+
+    /// Rejects options of a task that does not exist.
+    pub(crate) fn check_task_options(&self, tasks: &Tasks, missing: &BTreeSet<String>) -> Result<(), Error> {
+        let is_known = |name: &String| tasks.contains_key(&**name) || missing.contains(name);
+        match self.task_options.keys().find(|name| !is_known(name)) {
+            Some(unknown) => Err(invalid("task_options", &format!("names {unknown:?}, which is not a defined task"))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,10 +1,11 @@
-//! Tasks: what a handler is, what it may answer, and the registry that finds it by name.
-//! Calling one is `execute`'s business; what its answer means for the job is `settle`'s.
+//! Tasks: handlers, the results they can return, and the registry that finds a task by name.
+//! `worker::execute` calls handlers; `worker::settle` decides what a result means for the job.
 
 use crate::context::WorkerContext;
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A task: a payload that knows how to run itself.
+/// A task: a payload type with a handler.
 ///
 /// ```
 /// use graphile_worker::{IntoTaskHandlerResult, TaskHandler, WorkerContext};
@@ -36,59 +37,107 @@ pub trait TaskHandler: Serialize + for<'de> Deserialize<'de> + Send + Sync + 'st
     /// The name of the task in the database.
     const IDENTIFIER: &'static str;
 
-    /// Does the work.
+    /// Runs the job.
     fn run(self, ctx: WorkerContext) -> impl Future<Output = impl IntoTaskHandlerResult> + Send;
 
-    /// Its timeout, back-off, limits (default: none of its own).
+    /// Timeout, back-off and limits of the task (default: see [`TaskOptions`]).
     fn options() -> TaskOptions {
         TaskOptions::default()
     }
+
+    /// Returns the task without its type, for
+    /// [`WorkerOptions::define_jobs`](crate::WorkerOptions::define_jobs).
+    fn definition() -> JobDefinition {
+        JobDefinition(Task::handler::<Self>())
+    }
 }
 
-/// A task whose payload is an array: it gets all items at once and answers for each. Only the items that
-/// failed are tried again.
+/// A task whose payload is an array. The handler gets all items at once and returns a result for each. Only
+/// failed items are retried.
 pub trait BatchTaskHandler: Serialize + for<'de> Deserialize<'de> + Send + Sync + 'static {
     /// The name of the task in the database.
     const IDENTIFIER: &'static str;
 
-    /// Does the work: an answer for each item in their order (`Vec<Result<(), E>>`), or one for all.
+    /// Runs the job. Returns one result per item, in order (`Vec<Result<(), E>>`), or one result for all
+    /// items.
     fn run_batch(items: Vec<Self>, ctx: WorkerContext) -> impl Future<Output = impl IntoBatchTaskHandlerResult> + Send;
 
-    /// Its timeout, back-off, limits (default: none of its own).
+    /// Timeout, back-off and limits of the task (default: see [`TaskOptions`]).
     fn options() -> TaskOptions {
         TaskOptions::default()
     }
+
+    /// Returns the task without its type, for
+    /// [`WorkerOptions::define_jobs`](crate::WorkerOptions::define_jobs).
+    fn definition() -> JobDefinition {
+        JobDefinition(Task::batch_handler::<Self>())
+    }
 }
 
-/// What a task has of its own; see each method.
+/// A task without its type, so that different tasks can be collected in one list. Built by
+/// [`TaskHandler::definition`] and [`BatchTaskHandler::definition`].
+#[derive(Clone)]
+pub struct JobDefinition(pub(crate) Task);
+
+impl JobDefinition {
+    /// A task that runs outside of Rust, for a [`TaskSource`](crate::task_source::TaskSource). When its timeout has passed,
+    /// [`WorkerContext::timed_out`] returns, and the run has `cancel_grace` to end before it is dropped.
+    pub fn external<F, Fut>(identifier: &str, options: TaskOptions, cancel_grace: Duration, run: F) -> JobDefinition
+    where
+        F: Fn(WorkerContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = TaskResult> + Send + 'static,
+    {
+        let run = move |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = TaskResult> + Send>> { Box::pin(run(ctx)) };
+        JobDefinition(Task { identifier: identifier.into(), options, run: Arc::new(run), cancel_grace })
+    }
+
+    /// The name of the task in the database.
+    pub fn identifier(&self) -> &str {
+        &self.0.identifier
+    }
+}
+
+impl fmt::Debug for JobDefinition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JobDefinition({:?})", self.identifier())
+    }
+}
+
+/// Options of a task.
 #[derive(Clone, Default)]
+#[must_use]
 pub struct TaskOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) max_attempts: Option<i16>,
     pub(crate) max_concurrent: Option<usize>,
-    pub(crate) backoff: Option<Arc<dyn Fn(i16) -> Duration + Send + Sync>>,
+    pub(crate) backoff: Option<Arc<Backoff>>,
 }
 
+/// The delay before the retry, by the number of the failed attempt.
+pub(crate) type Backoff = dyn Fn(i16) -> Duration + Send + Sync;
+
 impl TaskOptions {
-    /// A run that takes longer is cancelled and has failed (default: no limit).
+    /// Sets the time limit of a run. Longer runs are cancelled and fail (default: no limit; 4 hours for
+    /// executable files in the tasks folder).
     pub fn timeout(mut self, timeout: Duration) -> TaskOptions {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How often a job of this task may be tried, where its spec does not say (default: 25).
+    /// Sets the maximum number of attempts of jobs whose spec does not set one (default 25).
     pub fn max_attempts(mut self, max_attempts: i16) -> TaskOptions {
         self.max_attempts = Some(max_attempts);
         self
     }
 
-    /// How many jobs of this task one worker runs at the same time (default: its concurrency).
+    /// Sets how many jobs of this task one worker runs at the same time (default: the worker's concurrency).
     pub fn max_concurrent(mut self, jobs: usize) -> TaskOptions {
         self.max_concurrent = Some(jobs.max(1));
         self
     }
 
-    /// How long to wait after the given attempt has failed (default: exp(min(attempt, 10)) seconds).
+    /// Sets the delay before the retry, by the number of the failed attempt (default: exp(min(attempt, 10))
+    /// seconds).
     pub fn backoff(mut self, backoff: impl Fn(i16) -> Duration + Send + Sync + 'static) -> TaskOptions {
         self.backoff = Some(Arc::new(backoff));
         self
@@ -106,19 +155,19 @@ impl fmt::Debug for TaskOptions {
     }
 }
 
-/// What a handler that did not fail may say.
+/// What a handler that did not fail can return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TaskOutcome {
     /// The work is done.
     Done,
-    /// Not now: run it again after this long. Costs no attempt.
+    /// Run again after this delay. Does not count as an attempt.
     Snooze(Duration),
-    /// Not now: run it again at this time. Costs no attempt.
+    /// Run again at this time. Does not count as an attempt.
     SnoozeUntil(DateTime<Utc>),
 }
 
-/// Why a handler failed, and whether to try again. Any error converts into one with `?`.
+/// Why a handler failed, and whether to retry. Any error converts into it with `?`.
 ///
 /// ```
 /// use graphile_worker::TaskError;
@@ -139,16 +188,18 @@ pub struct TaskError {
     pub(crate) retry: Retry,
 }
 
-/// When a failed job is tried again.
+/// When a failed job is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retry {
     Backoff,
+    /// With random jitter, so that jobs that failed together are not retried together.
+    JitteredBackoff,
     After(Duration),
     Never,
 }
 
 impl TaskError {
-    /// Failed; to be tried again after the task's back-off.
+    /// A failure; retried after the task's back-off.
     pub fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> TaskError {
         let error = error.into();
         match error.downcast::<Carried>() {
@@ -157,12 +208,18 @@ impl TaskError {
         }
     }
 
-    /// Failed; to be tried again after this long.
+    /// Failed together with other jobs: retried after the task's back-off and up to half as long again, different for each
+    /// job, so that they do not fail together again.
+    pub fn jittered(error: impl Into<Box<dyn StdError + Send + Sync>>) -> TaskError {
+        TaskError { retry: Retry::JitteredBackoff, ..TaskError::new(error) }
+    }
+
+    /// A failure; retried after this delay.
     pub fn retry_after(wait: Duration, error: impl Into<Box<dyn StdError + Send + Sync>>) -> TaskError {
         TaskError { retry: Retry::After(wait), ..TaskError::new(error) }
     }
 
-    /// Failed for good; not to be tried again.
+    /// A permanent failure; not retried.
     pub fn permanent(error: impl Into<Box<dyn StdError + Send + Sync>>) -> TaskError {
         TaskError { retry: Retry::Never, ..TaskError::new(error) }
     }
@@ -174,8 +231,8 @@ impl fmt::Display for TaskError {
     }
 }
 
-/// `TaskError` is no `std::error::Error` itself, so that every such error can convert into it; inside a box
-/// it travels in this.
+/// `TaskError` does not implement `std::error::Error`, so that every error converts into it. This wrapper
+/// carries it inside a box.
 #[derive(Debug)]
 struct Carried(TaskError);
 
@@ -199,7 +256,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for TaskError {
     }
 }
 
-/// An error with its sources. Some errors print their source themselves: it is not said twice.
+/// The message of an error and of its sources. Skips a source that the error already prints.
 fn display_chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -214,10 +271,10 @@ fn display_chain(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-/// What a handler may return: `()`, a [`TaskOutcome`], or a `Result` of either with any error, a string, a
+/// What a handler can return: `()`, a [`TaskOutcome`], or a `Result` of either with any error, a string, a
 /// box or a [`TaskError`].
 pub trait IntoTaskHandlerResult {
-    /// Says what the handler meant.
+    /// Converts the value into a result.
     fn into_task_handler_result(self) -> Result<TaskOutcome, TaskError>;
 }
 
@@ -242,20 +299,20 @@ impl<T: IntoTaskHandlerResult, E: Into<Box<dyn StdError + Send + Sync>>> IntoTas
     }
 }
 
-/// What a batch handler may return: what a handler may, for all items alike, or a `Vec` of results, one for
-/// each item.
+/// What a batch handler can return: `()` or a `Result<(), E>` for all items, or a `Vec` with one result per
+/// item.
 pub trait IntoBatchTaskHandlerResult {
-    /// Says what the handler meant.
+    /// Converts the value into a result.
     fn into_batch_task_handler_result(self) -> BatchResult;
 }
 
-/// The answer of a batch handler.
+/// Result of a batch handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BatchResult {
-    /// One answer for all items.
+    /// One result for all items.
     All(Result<TaskOutcome, TaskError>),
-    /// One answer for each item, in their order.
+    /// One result per item, in order.
     Each(Vec<Result<(), TaskError>>),
 }
 
@@ -277,22 +334,63 @@ impl<E: Into<Box<dyn StdError + Send + Sync>>> IntoBatchTaskHandlerResult for Ve
     }
 }
 
-/// What came of a run: the handler's answer and, where only part of a batch failed, the payload of what is
-/// left to do.
-pub(crate) struct Answer {
+/// The result of one run of a job: the handler's answer and, if only a part of a batch failed, the payload of the items that
+/// are left. For tasks of a [`TaskSource`](crate::task_source::TaskSource).
+#[derive(Debug)]
+pub struct TaskResult {
     pub(crate) result: Result<TaskOutcome, TaskError>,
+    /// The payload of the retry, if only some items of a batch failed.
     pub(crate) remaining: Option<String>,
-    /// What is worth knowing of a run that had to end.
-    pub(crate) last_words: String,
+    pub(crate) last_output: String,
+    pub(crate) is_released: bool,
 }
 
-impl From<Result<TaskOutcome, TaskError>> for Answer {
-    fn from(result: Result<TaskOutcome, TaskError>) -> Answer {
-        Answer { result, remaining: None, last_words: String::new() }
+impl TaskResult {
+    /// The run ended through no fault of the job: the worker releases it, and no attempt counts.
+    pub fn released() -> TaskResult {
+        TaskResult { is_released: true, ..TaskResult::from(Ok(TaskOutcome::Done)) }
+    }
+
+    /// The result of a batch: only the items that failed remain.
+    pub fn of_batch(items: &[Box<RawValue>], result: BatchResult) -> TaskResult {
+        let results = match result {
+            BatchResult::All(result) => return result.into(),
+            BatchResult::Each(results) => results,
+        };
+        if results.len() != items.len() {
+            let message = format!("the batch handler returned {} results for {} items", results.len(), items.len());
+            return Err(TaskError::new(message)).into();
+        }
+        let failed: Vec<(&str, TaskError)> =
+            items.iter().zip(results).filter_map(|(item, result)| Some((item.get(), result.err()?))).collect();
+        let Some((_, first)) = failed.first() else {
+            return Ok(TaskOutcome::Done).into();
+        };
+        let message = match failed.len() {
+            1 => format!("1 of {} items failed: {first}", items.len()),
+            n => format!("{n} of {} items failed, the first with: {first}", items.len()),
+        };
+        let remaining: Vec<&str> = failed.iter().map(|(item, _)| *item).collect();
+        TaskResult {
+            remaining: (remaining.len() < items.len()).then(|| format!("[{}]", remaining.join(","))),
+            ..TaskResult::from(Err(TaskError { message, retry: first.retry }))
+        }
+    }
+
+    /// Adds the last lines of output, which the error shows if the run timed out.
+    pub fn with_last_output(mut self, output: String) -> TaskResult {
+        self.last_output = output;
+        self
     }
 }
 
-type Run = dyn Fn(WorkerContext) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync;
+impl From<Result<TaskOutcome, TaskError>> for TaskResult {
+    fn from(result: Result<TaskOutcome, TaskError>) -> TaskResult {
+        TaskResult { result, remaining: None, last_output: String::new(), is_released: false }
+    }
+}
+
+type Run = dyn Fn(WorkerContext) -> Pin<Box<dyn Future<Output = TaskResult> + Send>> + Send + Sync;
 
 /// A task of any kind.
 #[derive(Clone)]
@@ -300,12 +398,12 @@ pub(crate) struct Task {
     pub(crate) identifier: Arc<str>,
     pub(crate) options: TaskOptions,
     pub(crate) run: Arc<Run>,
-    /// How long it has to end by itself once it was told that its timeout has passed.
-    pub(crate) time_to_notice: Duration,
+    /// How long the handler may keep running after its timeout was signalled.
+    pub(crate) cancel_grace: Duration,
 }
 
-/// What a handler has to notice that it was cancelled, before it is dropped.
-const TIME_TO_NOTICE: Duration = Duration::from_millis(100);
+/// How long a handler may take to react to its cancellation before it is dropped.
+const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
 /// The tasks of a worker, by name.
 pub(crate) type Tasks = HashMap<Arc<str>, Arc<Task>>;
@@ -324,7 +422,7 @@ impl Task {
         Fut: Future<Output = R> + Send + 'static,
         R: IntoTaskHandlerResult,
     {
-        let run = move |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = Answer> + Send>> {
+        let run = move |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = TaskResult> + Send>> {
             match decode::<P>(&ctx) {
                 Ok(payload) => {
                     let running = function(payload, ctx);
@@ -333,65 +431,46 @@ impl Task {
                 Err(error) => Box::pin(std::future::ready(Err(error).into())),
             }
         };
-        Task { identifier: identifier.into(), options, run: Arc::new(run), time_to_notice: TIME_TO_NOTICE }
+        Task { identifier: identifier.into(), options, run: Arc::new(run), cancel_grace: CANCEL_GRACE }
     }
 
     pub(crate) fn batch_handler<T: BatchTaskHandler>() -> Task {
-        let run = |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = Answer> + Send>> {
+        let run = |ctx: WorkerContext| -> Pin<Box<dyn Future<Output = TaskResult> + Send>> {
             Box::pin(async move {
-                let items: Vec<Box<serde_json::value::RawValue>> = match decode(&ctx) {
+                let items: Vec<Box<RawValue>> = match decode(&ctx) {
                     Ok(items) => items,
                     Err(error) => return Err(error).into(),
                 };
                 match decode::<Vec<T>>(&ctx) {
                     Ok(decoded) => {
                         let answer = T::run_batch(decoded, ctx).await.into_batch_task_handler_result();
-                        batch_answer(&items, answer)
+                        TaskResult::of_batch(&items, answer)
                     }
                     Err(error) => Err(error).into(),
                 }
             })
         };
-        Task {
-            identifier: T::IDENTIFIER.into(),
-            options: T::options(),
-            run: Arc::new(run),
-            time_to_notice: TIME_TO_NOTICE,
-        }
+        Task { identifier: T::IDENTIFIER.into(), options: T::options(), run: Arc::new(run), cancel_grace: CANCEL_GRACE }
     }
 }
 
-/// A payload that is not what the task expects will not be after a retry either, but a new release of the
-/// program may understand it: it is a failure like any other.
+/// A payload that does not match the type will not match after a retry either. But a newer release of the
+/// application may accept it, so this is an ordinary failure and is retried.
 fn decode<P: DeserializeOwned>(ctx: &WorkerContext) -> Result<P, TaskError> {
-    serde_json::from_str(ctx.job().payload.get())
-        .map_err(|error| TaskError::new(format!("the payload is not what the task expects: {error}")))
+    decode_text(ctx.job().payload.get())
+        .map_err(|error| TaskError::new(format!("the payload does not match the task's type: {error}")))
 }
 
-pub(crate) fn batch_answer(items: &[Box<serde_json::value::RawValue>], answer: BatchResult) -> Answer {
-    let results = match answer {
-        BatchResult::All(result) => return result.into(),
-        BatchResult::Each(results) => results,
-    };
-    if results.len() != items.len() {
-        let message = format!("the batch handler answered for {} of {} items", results.len(), items.len());
-        return Err(TaskError::new(message)).into();
-    }
-    let failed: Vec<(&str, TaskError)> =
-        items.iter().zip(results).filter_map(|(item, result)| Some((item.get(), result.err()?))).collect();
-    let Some((_, first)) = failed.first() else {
-        return Ok(TaskOutcome::Done).into();
-    };
-    let message = match failed.len() {
-        1 => format!("1 of {} items failed: {first}", items.len()),
-        n => format!("{n} of {} items failed, the first with: {first}", items.len()),
-    };
-    let remaining: Vec<&str> = failed.iter().map(|(item, _)| *item).collect();
-    Answer {
-        remaining: (remaining.len() < items.len()).then(|| format!("[{}]", remaining.join(","))),
-        result: Err(TaskError { message, retry: first.retry }),
-        last_words: String::new(),
-    }
+/// `{}` and `null` both mean an empty payload: a type that accepts one of them accepts both.
+fn decode_text<P: DeserializeOwned>(payload: &str) -> serde_json::Result<P> {
+    serde_json::from_str(payload).or_else(|error| {
+        let other = match payload.trim() {
+            "null" => "{}",
+            text if text.starts_with('{') && text.ends_with('}') && text[1..text.len() - 1].trim().is_empty() => "null",
+            _ => return Err(error),
+        };
+        serde_json::from_str(other).map_err(|_| error)
+    })
 }
 
 #[cfg(test)]
@@ -402,43 +481,43 @@ mod tests {
     #[error("could not send")]
     struct Sending(#[source] std::num::ParseIntError);
 
-    fn said(answer: impl IntoTaskHandlerResult) -> Result<TaskOutcome, TaskError> {
-        answer.into_task_handler_result()
+    fn result_of(value: impl IntoTaskHandlerResult) -> Result<TaskOutcome, TaskError> {
+        value.into_task_handler_result()
     }
 
     #[test]
-    fn a_handler_can_return_what_comes_naturally() {
-        assert_eq!(said(()), Ok(TaskOutcome::Done));
-        assert_eq!(said(Ok::<(), String>(())), Ok(TaskOutcome::Done));
-        assert_eq!(said(Err::<(), _>("text")).unwrap_err().message, "text");
-        assert_eq!(said(Err::<(), _>(String::from("text"))).unwrap_err().message, "text");
+    fn a_handler_can_return_unit_an_outcome_or_any_error() {
+        assert_eq!(result_of(()), Ok(TaskOutcome::Done));
+        assert_eq!(result_of(Ok::<(), String>(())), Ok(TaskOutcome::Done));
+        assert_eq!(result_of(Err::<(), _>("text")).unwrap_err().message, "text");
+        assert_eq!(result_of(Err::<(), _>(String::from("text"))).unwrap_err().message, "text");
         let boxed: Box<dyn StdError + Send + Sync> = "boxed".into();
-        assert_eq!(said(Err::<(), _>(boxed)).unwrap_err().message, "boxed");
+        assert_eq!(result_of(Err::<(), _>(boxed)).unwrap_err().message, "boxed");
         let snooze = TaskOutcome::Snooze(Duration::from_secs(1));
-        assert_eq!(said(Ok::<_, String>(snooze)), Ok(snooze));
+        assert_eq!(result_of(Ok::<_, String>(snooze)), Ok(snooze));
     }
 
     #[test]
     fn an_error_is_kept_with_its_sources_and_without_its_debug_form() {
         let source = "x".parse::<u8>().expect_err("not a number");
-        let error = said(Err::<(), _>(Sending(source))).unwrap_err();
+        let error = result_of(Err::<(), _>(Sending(source))).unwrap_err();
         assert_eq!(error.message, "could not send: invalid digit found in string");
     }
 
     #[test]
-    fn when_to_try_again_survives_a_box() {
+    fn a_boxed_task_error_keeps_its_retry_decision() {
         fn inner() -> Result<(), Box<dyn StdError + Send + Sync>> {
             Err(TaskError::permanent("never"))?;
             Ok(())
         }
-        assert_eq!(said(inner()).unwrap_err(), TaskError { message: "never".to_owned(), retry: Retry::Never });
+        assert_eq!(result_of(inner()).unwrap_err(), TaskError { message: "never".to_owned(), retry: Retry::Never });
     }
 
     #[test]
     fn only_the_failed_items_of_a_batch_remain() {
-        let items: Vec<Box<serde_json::value::RawValue>> =
-            serde_json::from_str(r#"[1, {"a":  2}, 3]"#).expect("an array");
-        let each = |results: Vec<Result<(), &str>>| batch_answer(&items, results.into_batch_task_handler_result());
+        let items: Vec<Box<RawValue>> = serde_json::from_str(r#"[1, {"a":  2}, 3]"#).expect("an array");
+        let each =
+            |results: Vec<Result<(), &str>>| TaskResult::of_batch(&items, results.into_batch_task_handler_result());
         assert_eq!(each(vec![Ok(()), Ok(()), Ok(())]).result, Ok(TaskOutcome::Done));
 
         let partly = each(vec![Ok(()), Err("oops"), Ok(())]);
@@ -450,6 +529,6 @@ mod tests {
         assert_eq!(wholly.result.unwrap_err().message, "3 of 3 items failed, the first with: a");
 
         let wrong = each(vec![Ok(())]);
-        assert_eq!(wrong.result.unwrap_err().message, "the batch handler answered for 1 of 3 items");
+        assert_eq!(wrong.result.unwrap_err().message, "the batch handler returned 1 results for 3 items");
     }
 }

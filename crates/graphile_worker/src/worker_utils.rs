@@ -1,41 +1,50 @@
-//! Adding, changing and removing jobs: from the application's pool, or inside a transaction of its own.
+//! Adding, changing and removing jobs, through a pool or in the application's own transaction. This module is
+//! the public API; `adding` writes the jobs, `schema` migrates, `recovery` sweeps, and `inspect` lists.
 
-use crate::adding::{self, Adding, NewJob, counted};
-use crate::db::{Parameter, Schema, Statement, Statements, bound};
-use crate::error::Doing;
+use crate::Error;
+use crate::adding::{self, Adding, NewJob};
+use crate::db::connect::DatabaseConfig;
+use crate::db::session;
+use crate::db::source::{Source, Within};
+use crate::db::{Parameter, Schema, Statements};
+use crate::error::Context;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
-use crate::migrate::{Migration, examine, migrate};
-use crate::recovery::{
-    self, ActiveWorker, Sweep, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig,
-};
+use crate::recovery::sweep::Sweep;
+use crate::recovery::{self, ActiveWorker, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig};
+use crate::schema::migrate::{ConnectionKind, Migration, Purpose, examine, migrate_through};
+use crate::schema::upgrade;
 use crate::task::{BatchTaskHandler, TaskHandler};
-use crate::{Error, db};
+use crate::text::counted;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::to_raw_value;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgPool, Row};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, PgPool, Postgres, Row};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, Notify};
-
-/// Cleanup needs this isolation level, whatever the database's default is: it must see jobs that others have just added.
-const READ_COMMITTED: &str = "begin isolation level read committed";
+use tokio::sync::Notify;
 
 /// How many milliseconds cleanup waits before it tries again to lock names that were busy: at most a second in all.
 const CLEANUP_PAUSES: [u64; 5] = [20, 50, 130, 300, 500];
 
+/// The place where the Rust port has these types.
+pub mod types {
+    pub use super::{CleanupTask, RescheduleJobOptions};
+}
+
 /// What may be changed about jobs that do not run; what is `None` stays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RescheduleJobOptions {
-    /// Not before this time.
+    /// Earliest time to run.
     pub run_at: Option<DateTime<Utc>>,
-    /// Lower runs first.
+    /// Lower numbers run first.
     pub priority: Option<i16>,
-    /// How often it counts as tried.
+    /// Number of attempts counted so far.
     pub attempts: Option<i16>,
-    /// How often it may be tried.
+    /// Maximum number of attempts.
     pub max_attempts: Option<i16>,
 }
 
@@ -43,11 +52,11 @@ pub struct RescheduleJobOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CleanupTask {
-    /// Tasks that no job belongs to.
+    /// Tasks without jobs.
     GcTaskIdentifiers,
-    /// Queues that no job belongs to.
+    /// Queues without jobs.
     GcJobQueues,
-    /// Jobs that have failed for good.
+    /// Jobs that failed permanently.
     DeletePermanentlyFailedJobs,
 }
 
@@ -71,9 +80,17 @@ pub struct WorkerUtils<S = PgPool> {
     shared: Arc<Shared>,
 }
 
+impl<S> fmt::Debug for WorkerUtils<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let schema =
+            self.shared.statements.as_ref().map_or_else(|(name, _)| &**name, |statements| statements.schema.name());
+        f.debug_struct("WorkerUtils").field("schema", &schema).finish_non_exhaustive()
+    }
+}
+
 #[derive(Clone)]
 struct Shared {
-    /// A name that cannot be a schema's is reported by the first call, so that making utilities cannot fail.
+    /// If the schema name is invalid, the first call reports it, so that `new` cannot fail.
     statements: Result<Arc<Statements>, (String, &'static str)>,
     use_local_time: bool,
     hooks: Arc<HookRegistry>,
@@ -93,151 +110,14 @@ impl Shared {
     }
 }
 
-/// Where statements are run: the application's pool, or [`Within`] a transaction of its own.
-pub trait Source: sealed::Source {}
-
-impl<S: sealed::Source> Source for S {}
-
-pub(crate) mod sealed {
-    use super::{Error, Job, Parameter, Shared, Statement};
-    use crate::adding::{self, NewJob};
-    use crate::db::Statements;
-    use std::future::Future;
-    use std::sync::Arc;
-
-    pub trait Source: Send + Sync {
-        #[allow(private_interfaces)]
-        fn jobs(
-            &self,
-            statement: &Statement,
-            parameters: Vec<Parameter>,
-            doing: impl Fn() -> String + Send + Sync,
-        ) -> impl Future<Output = Result<Vec<Job>, Error>> + Send;
-
-        /// For a statement whose rows are a `number` each.
-        #[allow(private_interfaces)]
-        fn numbers(
-            &self,
-            statement: &Statement,
-            parameters: Vec<Parameter>,
-            doing: impl Fn() -> String + Send + Sync,
-        ) -> impl Future<Output = Result<Vec<i64>, Error>> + Send;
-
-        #[allow(private_interfaces)]
-        fn add(
-            &self,
-            _shared: &Shared,
-            statements: &Arc<Statements>,
-            job: NewJob,
-        ) -> impl Future<Output = Result<Job, Error>> + Send
-        where
-            Self: Sized,
-        {
-            adding::by_itself(self, statements, job)
-        }
-
-        #[allow(private_interfaces)]
-        fn add_many(
-            &self,
-            _shared: &Shared,
-            statements: &Arc<Statements>,
-            jobs: Vec<NewJob>,
-        ) -> impl Future<Output = Result<Vec<Job>, Error>> + Send
-        where
-            Self: Sized,
-        {
-            adding::add_many_within(self, statements, jobs)
-        }
-    }
-}
-
-impl sealed::Source for PgPool {
-    #[allow(private_interfaces)]
-    async fn jobs(
-        &self,
-        statement: &Statement,
-        parameters: Vec<Parameter>,
-        doing: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<Job>, Error> {
-        read(bound(statement, parameters).fetch_all(self).await, doing)
-    }
-
-    #[allow(private_interfaces)]
-    async fn numbers(
-        &self,
-        statement: &Statement,
-        parameters: Vec<Parameter>,
-        doing: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<i64>, Error> {
-        read_numbers(bound(statement, parameters).fetch_all(self).await, doing)
-    }
-
-    #[allow(private_interfaces)]
-    async fn add(&self, shared: &Shared, statements: &Arc<Statements>, job: NewJob) -> Result<Job, Error> {
-        adding::add(self, &shared.adding, statements, job).await
-    }
-
-    #[allow(private_interfaces)]
-    async fn add_many(
-        &self,
-        shared: &Shared,
-        statements: &Arc<Statements>,
-        jobs: Vec<NewJob>,
-    ) -> Result<Vec<Job>, Error> {
-        adding::add_many(self, &shared.adding, statements, jobs).await
-    }
-}
-
-/// A connection, or transaction, of the application's.
-pub struct Within<'c>(Mutex<&'c mut PgConnection>);
-
-impl<'c> Within<'c> {
-    pub(crate) fn new(connection: &'c mut PgConnection) -> Within<'c> {
-        Within(Mutex::new(connection))
-    }
-}
-
-impl sealed::Source for Within<'_> {
-    #[allow(private_interfaces)]
-    async fn jobs(
-        &self,
-        statement: &Statement,
-        parameters: Vec<Parameter>,
-        doing: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<Job>, Error> {
-        read(bound(statement, parameters).fetch_all(&mut **self.0.lock().await).await, doing)
-    }
-
-    #[allow(private_interfaces)]
-    async fn numbers(
-        &self,
-        statement: &Statement,
-        parameters: Vec<Parameter>,
-        doing: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<i64>, Error> {
-        read_numbers(bound(statement, parameters).fetch_all(&mut **self.0.lock().await).await, doing)
-    }
-}
-
-fn read_numbers(rows: sqlx::Result<Vec<PgRow>>, doing: impl Fn() -> String) -> Result<Vec<i64>, Error> {
-    let numbers = |rows: Vec<PgRow>| rows.iter().map(|row| row.try_get("number")).collect();
-    rows.and_then(numbers).doing(doing)
-}
-
-fn read(rows: sqlx::Result<Vec<PgRow>>, doing: impl Fn() -> String) -> Result<Vec<Job>, Error> {
-    let rows = rows.doing(&doing)?;
-    let jobs = rows.iter().filter(|row| !row.is_empty());
-    jobs.map(|row| db::job(row, None)).collect::<sqlx::Result<_>>().doing(&doing)
-}
-
 impl WorkerUtils {
-    /// Utilities for the schema of this name.
+    /// Creates utilities for this schema.
     pub fn new(pool: PgPool, schema: impl Into<String>) -> WorkerUtils {
         let name = schema.into();
         let statements = match Schema::new(&name) {
-            Ok(schema) => Ok(Arc::new(Statements::new(schema))),
+            Ok(schema) => Ok(Arc::new(Statements::new(schema, false))),
             Err(Error::InvalidSchemaName { name, problem }) => Err((name, problem)),
-            Err(_) => Err((name, "is not legal")),
+            Err(_) => Err((name, "is invalid")),
         };
         WorkerUtils { source: pool, shared: Arc::new(Shared::new(statements)) }
     }
@@ -246,13 +126,23 @@ impl WorkerUtils {
         WorkerUtils { source: pool, shared: Arc::new(Shared::new(Ok(statements))) }
     }
 
-    /// Whether a job without a time gets this machine's (default: no, the database's).
+    /// Sets whether jobs without `run_at` get this machine's time (default: no, they get the database's).
     pub fn with_use_local_time(self, use_local_time: bool) -> WorkerUtils {
         let shared = Shared { use_local_time, ..Shared::clone(&self.shared) };
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
-    /// Lets these hooks decide on jobs that are added (default: none).
+    /// Sets whether to use prepared statements (default: yes). Set it to `false` if the pool connects through
+    /// a pooler such as PgBouncer: each statement then runs in a transaction of its own and leaves nothing in
+    /// the server's connection.
+    pub fn with_prepared_statements(self, prepared: bool) -> WorkerUtils {
+        let again = |statements: &Arc<Statements>| Arc::new(Statements::new(statements.schema.clone(), !prepared));
+        let statements = self.shared.statements.as_ref().map(again).map_err(Clone::clone);
+        let shared = Shared { statements, ..Shared::clone(&self.shared) };
+        WorkerUtils { shared: Arc::new(shared), ..self }
+    }
+
+    /// Sets hooks that can change or reject jobs as they are added (default: none).
     pub fn with_hooks(self, hooks: Arc<HookRegistry>) -> WorkerUtils {
         let shared = Shared { hooks, ..Shared::clone(&self.shared) };
         WorkerUtils { shared: Arc::new(shared), ..self }
@@ -263,18 +153,23 @@ impl WorkerUtils {
         WorkerUtils { shared: Arc::new(shared), ..self }
     }
 
-    /// The same utilities inside a transaction, or on a connection, of the application's.
+    /// Returns the same utilities on a connection or in a transaction of the application.
     pub fn within<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
         WorkerUtils { source: Within::new(connection), shared: self.shared.clone() }
     }
 
-    /// The same utilities inside a transaction, or on a client, of tokio-postgres.
+    /// Alias of [`within`](WorkerUtils::within), under the name it has in the Rust port.
+    pub fn with_executor<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
+        self.within(connection)
+    }
+
+    /// Returns the same utilities on a client or in a transaction of tokio-postgres.
     #[cfg(feature = "tokio-postgres")]
     pub fn within_tokio_postgres<'c, C: tokio_postgres::GenericClient + Sync>(
         &self,
         client: &'c C,
-    ) -> WorkerUtils<crate::tokio_postgres::WithinTokioPostgres<'c, C>> {
-        WorkerUtils { source: crate::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
+    ) -> WorkerUtils<crate::db::tokio_postgres::WithinTokioPostgres<'c, C>> {
+        WorkerUtils { source: crate::db::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
     }
 
     /// Notified when jobs are added through these utilities or their clones.
@@ -287,16 +182,29 @@ impl WorkerUtils {
         &self.source
     }
 
-    /// The name of a queue; `None` where there is none with this id.
-    pub(crate) async fn queue_name(&self, id: i32) -> Result<Option<String>, Error> {
-        let doing = || format!("look for the queue with the id {id}");
-        let statement = self.statements()?.queue_name.sql();
-        sqlx::query_scalar(statement).bind(id).fetch_optional(&self.source).await.doing(doing)
+    /// Runs a statement in its own transaction.
+    pub(crate) async fn fetch_all(&self, query: Query<'_, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
+        let is_pooled = self.shared.statements.as_ref().is_ok_and(|statements| statements.is_pooled);
+        session::fetch_all_safely_on(&mut *self.source.acquire().await?, is_pooled, query).await
     }
 
-    /// Deletes what is no longer needed and returns the number of deleted rows. Safe beside running workers and open
-    /// transactions: cleanup does not wait for them. It keeps the name of a task or queue while a transaction that adds a
-    /// job with this name, or with a name in the same of 64 buckets, is open; the next cleanup deletes it.
+    /// The same for a statement that returns exactly one row.
+    pub(crate) async fn fetch_one(&self, query: Query<'_, Postgres, PgArguments>) -> sqlx::Result<PgRow> {
+        self.fetch_all(query).await?.into_iter().next().ok_or(sqlx::Error::RowNotFound)
+    }
+
+    /// The name of a queue; `None` where there is none with this id.
+    pub async fn queue_name(&self, id: i32) -> Result<Option<String>, Error> {
+        let context = || format!("look for the queue with the id {id}");
+        let rows = self.fetch_all(self.statements()?.queue_name.query().bind(id)).await.context(context)?;
+        rows.first().map(|row| row.try_get(0)).transpose().context(context)
+    }
+
+    /// Deletes unneeded rows and returns their number. Safe while workers run: it never waits for them or for
+    /// open transactions.
+    ///
+    /// Task and queue names fall into 64 buckets. Cleanup keeps the names of a bucket while an open
+    /// transaction is adding a job with one of them; the next cleanup deletes them.
     pub async fn cleanup(&self, tasks: &[CleanupTask]) -> Result<u64, Error> {
         let mut deleted = 0;
         for task in tasks {
@@ -310,39 +218,40 @@ impl WorkerUtils {
     }
 
     async fn delete_failed_jobs(&self) -> Result<u64, Error> {
-        let doing = || "delete jobs that failed for good".to_owned();
-        let statement = self.statements()?.delete_failed_jobs.sql();
-        let mut transaction = self.source.begin_with(READ_COMMITTED).await.doing(doing)?;
-        let deleted = sqlx::query(statement).execute(&mut *transaction).await.doing(doing)?.rows_affected();
-        transaction.commit().await.doing(doing)?;
+        let context = || "delete permanently failed jobs".to_owned();
+        let query = self.statements()?.delete_failed_jobs.query();
+        let mut transaction = self.source.begin_with(session::BEGIN).await.context(context)?;
+        let deleted = query.execute(&mut *transaction).await.context(context)?.rows_affected();
+        session::commit(transaction).await.context(context)?;
         Ok(deleted)
     }
 
-    /// Tries again if a name may be in use at this moment; most transactions that add jobs are short.
+    /// Retries if a name may be in use; most transactions that add jobs are short.
     async fn delete_unused_names(&self, kind: &'static str) -> Result<u64, Error> {
-        let doing = || format!("delete {kind}s without jobs");
+        let context = || format!("delete {kind}s without jobs");
         let statement = &self.statements()?.delete_unused_names;
         let mut deleted = 0;
         let mut pauses = CLEANUP_PAUSES.into_iter();
         loop {
-            let mut transaction = self.source.begin_with(READ_COMMITTED).await.doing(doing)?;
+            let mut transaction = self.source.begin_with(session::BEGIN).await.context(context)?;
             let (count, is_busy): (i64, bool) =
-                sqlx::query_as(statement.sql()).bind(kind).fetch_one(&mut *transaction).await.doing(doing)?;
-            transaction.commit().await.doing(doing)?;
+                statement.query_as().bind(kind).fetch_one(&mut *transaction).await.context(context)?;
+            session::commit(transaction).await.context(context)?;
             deleted += count.unsigned_abs();
             let Some(pause) = pauses.next().filter(|_| is_busy) else { return Ok(deleted) };
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
     }
 
-    /// The workers that have registered (those whose recovery is on); stale is who has not been heard of for so long.
+    /// Lists registered workers, which are those with recovery. A worker is stale if its last heartbeat is
+    /// older than `stale_after`.
     pub async fn list_active_workers(&self, stale_after: Duration) -> Result<Vec<ActiveWorker>, Error> {
-        let mut connection = self.source.acquire().await.doing(|| "list workers".to_owned())?;
-        recovery::active_workers(&mut connection, self.statements()?, stale_after).await
+        let query = self.statements()?.recovery_workers.query().bind(stale_after.as_secs_f64());
+        recovery::active_workers(self.fetch_all(query).await)
     }
 
-    /// Frees what dead workers hold, by the defaults of [`WorkerRecoveryConfig`], or the worker's, where it has made these
-    /// utilities; does nothing while somebody else sweeps.
+    /// Releases the jobs of dead workers. Uses the worker's recovery settings, or the defaults of
+    /// [`WorkerRecoveryConfig`] if no worker created these utilities. Does nothing while another sweep runs.
     pub async fn sweep_stale_workers(
         &self,
         options: SweepStaleWorkersOptions,
@@ -350,27 +259,51 @@ impl WorkerUtils {
         self.sweep_stale_workers_with_config(&self.shared.recovery, options).await
     }
 
-    /// The same by another configuration.
+    /// Same as [`sweep_stale_workers`](WorkerUtils::sweep_stale_workers), with another configuration.
     pub async fn sweep_stale_workers_with_config(
         &self,
         config: &WorkerRecoveryConfig,
         options: SweepStaleWorkersOptions,
     ) -> Result<SweepStaleWorkersResult, Error> {
-        let mut connection = self.source.acquire().await.doing(|| "sweep".to_owned())?;
+        let transaction = self.source.begin_with(session::BEGIN).await.context(|| "sweep".to_owned())?;
         let statements = self.statements()?;
         let sweep = Sweep { statements, hooks: &self.shared.hooks, worker_id: "worker-utils".into(), config, options };
-        sweep.sweep(&mut connection).await
+        sweep.sweep(transaction).await
     }
 
-    /// Installs the schema, or brings it up to date; see [`migrate`].
+    /// Installs or updates the schema; see [`migrate`](crate::migrate).
     pub async fn migrate(&self) -> Result<Migration, Error> {
-        migrate(&self.source, self.statements()?.schema.name()).await
+        self.migrate_with_max_wait(upgrade::DEFAULT_MIGRATION_WAIT).await
     }
 
-    /// Whether the schema is what [`migrate`](WorkerUtils::migrate) would make of it; changes nothing. An error where a newer
-    /// release has changed it in a way that this one must not work with.
+    /// Same as [`migrate`](WorkerUtils::migrate), but waits at most this long for older workers (default 10
+    /// minutes); see [`migrate_with_max_wait`](crate::migrate_with_max_wait).
+    pub async fn migrate_with_max_wait(&self, max_wait: Duration) -> Result<Migration, Error> {
+        self.migrate_for(Purpose::default(), max_wait).await
+    }
+
+    /// Migrates a database of the Rust port; see [`migrate_from_rust_port`](crate::migrate_from_rust_port).
+    pub async fn migrate_from_rust_port(&self) -> Result<Migration, Error> {
+        self.migrate_for(Purpose::FROM_RUST_PORT, upgrade::DEFAULT_MIGRATION_WAIT).await
+    }
+
+    /// The same even if workers of the port may be alive; see
+    /// [`force_migrate_from_rust_port`](crate::force_migrate_from_rust_port).
+    pub async fn force_migrate_from_rust_port(&self) -> Result<Migration, Error> {
+        self.migrate_for(Purpose { by_force: true, ..Purpose::FROM_RUST_PORT }, upgrade::DEFAULT_MIGRATION_WAIT).await
+    }
+
+    async fn migrate_for(&self, purpose: Purpose, max_wait: Duration) -> Result<Migration, Error> {
+        let way = ConnectionKind::By(Box::new(PgConnectOptions::clone(&self.source.connect_options()).into()));
+        let schema = &self.statements()?.schema;
+        let mut connection = self.source.acquire().await.context(|| "connect to the database".to_owned())?;
+        migrate_through(purpose, way, max_wait, &mut connection, schema).await
+    }
+
+    /// Whether the schema is up to date. Changes nothing. Fails if a newer release has applied a breaking
+    /// migration.
     pub async fn is_migrated(&self) -> Result<bool, Error> {
-        let mut connection = self.source.acquire().await.doing(|| "connect to the database".to_owned())?;
+        let mut connection = self.source.acquire().await.context(|| "connect to the database".to_owned())?;
         examine(&mut connection, &self.statements()?.schema).await?.is_up_to_date
     }
 }
@@ -382,8 +315,8 @@ impl<S: Source> WorkerUtils<S> {
         self.add_raw_job(T::IDENTIFIER, payload, spec).await
     }
 
-    /// Adds one job for many items: its payload is their array. Where a waiting job has the same key, the items
-    /// are appended to its own.
+    /// Adds one job for several items; its payload is an array. If a waiting job has the same key, the items
+    /// are appended to it.
     pub async fn add_batch_job<T: BatchTaskHandler>(&self, items: Vec<T>, spec: JobSpec) -> Result<Job, Error> {
         let spec = with_default_attempts(spec, T::options().max_attempts);
         self.add_raw_job(T::IDENTIFIER, items, spec).await
@@ -392,18 +325,22 @@ impl<S: Source> WorkerUtils<S> {
     /// Adds a job whose task is known only at run time.
     pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
         let job = self.hooked(identifier, &payload, spec).await?;
-        self.source.add(&self.shared, self.statements()?, job).await
+        let statements = self.statements()?;
+        match self.source.pool() {
+            Some(pool) => adding::add(pool, &self.shared.adding, statements, job).await,
+            None => adding::add_single(&self.source, statements, job).await,
+        }
     }
 
-    /// Adds many jobs of one task, all or none; returns them in the order given.
+    /// Adds several jobs of one task, all or none; returns them in order.
     pub async fn add_jobs<T: TaskHandler>(&self, jobs: &[(T, &JobSpec)]) -> Result<Vec<Job>, Error> {
         let max_attempts = T::options().max_attempts;
         let jobs = jobs.iter().map(|(payload, spec)| (T::IDENTIFIER, payload, *spec));
         self.add_many(jobs, max_attempts).await
     }
 
-    /// Adds many jobs, all or none; returns them in the order given. If any of them has the key mode
-    /// `PreserveRunAt`, it holds for all of them; `UnsafeDedupe` is refused.
+    /// Adds several jobs, all or none; returns them in order. If one of them has the key mode
+    /// `PreserveRunAt`, it applies to all. `UnsafeDedupe` is rejected.
     pub async fn add_raw_jobs<P: Serialize>(&self, jobs: &[RawJobSpec<P>]) -> Result<Vec<Job>, Error> {
         let jobs = jobs.iter().map(|job| (job.identifier.as_str(), &job.payload, &job.spec));
         self.add_many(jobs, None).await
@@ -422,32 +359,36 @@ impl<S: Source> WorkerUtils<S> {
             let spec = with_default_attempts(spec.clone(), max_attempts);
             new_jobs.push(self.hooked(identifier, payload, spec).await?);
         }
-        self.source.add_many(&self.shared, self.statements()?, new_jobs).await
+        let statements = self.statements()?;
+        match self.source.pool() {
+            Some(pool) => adding::add_many(pool, &self.shared.adding, statements, new_jobs).await,
+            None => adding::add_many_within(&self.source, statements, new_jobs).await,
+        }
     }
 
-    /// Removes the job with this key. One that is running is kept, without its key, and will not run again. `None`
-    /// where no job has the key.
+    /// Removes the job with this key. A running job continues, but loses its key and is not retried. Returns
+    /// `None` if no job has the key.
     pub async fn remove_job(&self, job_key: &str) -> Result<Option<Job>, Error> {
         let parameters = vec![Parameter::Text(Some(job_key.to_owned()))];
-        let doing = || format!("remove the job with key {job_key:?}");
-        Ok(self.source.jobs(&self.statements()?.remove_job, parameters, doing).await?.pop())
+        let context = || format!("remove the job with key {job_key:?}");
+        Ok(self.source.jobs(&self.statements()?.remove_job, parameters, context).await?.pop())
     }
 
-    /// Deletes those of the jobs that do not run, as if they were done; returns them.
+    /// Completes (deletes) those of the jobs that are not running; returns them.
     pub async fn complete_jobs(&self, ids: &[i64]) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec())];
-        let doing = || format!("complete {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.complete_jobs, parameters, doing).await
+        let context = || format!("complete {}", counted(ids.len()));
+        self.source.jobs(&self.statements()?.complete_jobs, parameters, context).await
     }
 
-    /// Uses up the attempts of those of the jobs that do not run; returns them.
+    /// Fails those of the jobs that are not running, permanently; returns them.
     pub async fn permanently_fail_jobs(&self, ids: &[i64], reason: &str) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec()), Parameter::Text(Some(reason.to_owned()))];
-        let doing = || format!("fail {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.permanently_fail_jobs, parameters, doing).await
+        let context = || format!("fail {}", counted(ids.len()));
+        self.source.jobs(&self.statements()?.permanently_fail_jobs, parameters, context).await
     }
 
-    /// Changes when and how those of the jobs that do not run are run; returns them.
+    /// Reschedules those of the jobs that are not running; returns them.
     pub async fn reschedule_jobs(&self, ids: &[i64], options: RescheduleJobOptions) -> Result<Vec<Job>, Error> {
         let parameters = vec![
             Parameter::Ids(ids.to_vec()),
@@ -456,19 +397,20 @@ impl<S: Source> WorkerUtils<S> {
             Parameter::Int(options.attempts.map(i32::from)),
             Parameter::Int(options.max_attempts.map(i32::from)),
         ];
-        let doing = || format!("reschedule {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.reschedule_jobs, parameters, doing).await
+        let context = || format!("reschedule {}", counted(ids.len()));
+        self.source.jobs(&self.statements()?.reschedule_jobs, parameters, context).await
     }
 
-    /// Frees whatever these workers hold. Only for workers that are known to be dead.
+    /// Releases everything that these workers have locked. Use it only for workers that are dead: the jobs of
+    /// a live one would run twice.
     pub async fn force_unlock_workers(&self, worker_ids: &[&str]) -> Result<(), Error> {
         let ids = worker_ids.iter().map(|id| (*id).to_owned()).collect();
         let parameters = vec![Parameter::TextArray(Some(ids))];
-        let doing = || "unlock workers".to_owned();
-        self.source.jobs(&self.statements()?.force_unlock_workers, parameters, doing).await.map(|_| ())
+        let context = || "unlock workers".to_owned();
+        self.source.jobs(&self.statements()?.force_unlock_workers, parameters, context).await.map(|_| ())
     }
 
-    /// A job as the hooks want it, its payload written as JSON.
+    /// The job after all hooks, with its payload serialized as JSON.
     async fn hooked(&self, identifier: &str, payload: &impl Serialize, spec: JobSpec) -> Result<NewJob, Error> {
         let invalid = |source| Error::InvalidPayload { identifier: identifier.to_owned(), source };
         let mut job = if !self.shared.hooks.has::<BeforeJobSchedule>() {
@@ -476,8 +418,8 @@ impl<S: Source> WorkerUtils<S> {
         } else {
             let payload = serde_json::to_value(payload).map_err(invalid)?;
             let job = ScheduledJob { identifier: identifier.to_owned(), payload, spec };
-            let refused = |reason| Error::JobRefused { identifier: identifier.to_owned(), reason };
-            let job = self.shared.hooks.schedule(job).await.map_err(refused)?;
+            let rejected = |reason| Error::JobRejected { identifier: identifier.to_owned(), reason };
+            let job = self.shared.hooks.schedule(job).await.map_err(rejected)?;
             let payload = to_raw_value(&job.payload).map_err(invalid)?;
             NewJob { identifier: job.identifier.into(), payload, spec: job.spec }
         };
@@ -500,16 +442,20 @@ fn with_default_attempts(mut spec: JobSpec, max_attempts: Option<i16>) -> JobSpe
     spec
 }
 
-/// Adds one job to the database at this URL: for a script. A program that adds many keeps a [`WorkerUtils`].
+/// Adds one job to the database of this connection string, then disconnects. For scripts; use [`WorkerUtils`]
+/// to add more than one.
 pub async fn add_job(
     database_url: &str,
     identifier: &str,
     payload: impl Serialize,
     spec: JobSpec,
 ) -> Result<Job, Error> {
-    let doing = || "connect to the database".to_owned();
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect(database_url).await.doing(doing)?;
-    let job = WorkerUtils::new(pool.clone(), "graphile_worker").add_raw_job(identifier, payload, spec).await;
+    let context = || "connect to the database".to_owned();
+    let options = DatabaseConfig::parse(database_url)?.current_options().await.context(context)?;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+    // Works with and without a pooler. A single statement gains nothing from being prepared.
+    let utils = WorkerUtils::new(pool.clone(), "graphile_worker").with_prepared_statements(false);
+    let job = utils.add_raw_job(identifier, payload, spec).await;
     pool.close().await;
     job
 }

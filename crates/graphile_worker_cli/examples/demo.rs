@@ -1,7 +1,7 @@
-//! What `make demo` shows: `graphile-worker dev` on the folder examples/demo, with a stream of jobs that succeed, fail,
-//! are tried again, and wait for each other. It ends by itself; Ctrl-C ends it sooner.
+//! `make demo`: runs `graphile-worker dev` on the folder examples/demo, and adds jobs that succeed, fail, are retried,
+//! and wait for each other. It stops by itself, or on Ctrl-C.
 //!
-//! An argument says how many seconds it lasts (default 20).
+//! The argument is its duration in seconds (default 20).
 
 use sqlx::{Connection, PgConnection};
 use std::error::Error;
@@ -15,8 +15,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 
-/// One after the other, again and again.
-const STREAM: [&str; 7] = [
+/// The jobs to add, in a cycle.
+const JOBS: [&str; 7] = [
     r#"add_job('welcome', '{"name": "you", "email": "user@example.com"}')"#,
     r#"add_job('count', '{"text": "as many letters as there are"}')"#,
     r#"add_job('accounts/sync', queue_name := 'account:7')"#,
@@ -26,67 +26,68 @@ const STREAM: [&str; 7] = [
     r#"add_job('hopeless', max_attempts := 1)"#,
 ];
 
+/// Time between two jobs.
 const PAUSE: Duration = Duration::from_millis(500);
-/// At the end, so that what was added can run; a first retry comes after 2.7 seconds.
+/// Time at the end without new jobs, so that the last ones can run. A first retry comes after 2.7 seconds.
 const QUIET: Duration = Duration::from_secs(4);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let seconds: u64 = std::env::args().nth(1).map_or(Ok(20), |seconds| seconds.parse())?;
-    let mut told_to_end = Signals::listen()?;
+    let mut signals = Signals::listen()?;
     let folder = DemoFolder::choose()?;
     let mut worker = Worker::start(&folder.path)?;
     let shown = tokio::select! {
         shown = show(&mut worker, Duration::from_secs(seconds)) => shown,
-        () = told_to_end.next() => Ok(()),
+        () = signals.next() => Ok(()),
     };
     let status = worker.end()?;
     match shown {
-        // Whoever reads has seen enough: `make demo | head`.
+        // The reader has closed the pipe: `make demo | head`.
         Err(error) if is_broken_pipe(error.as_ref()) => Ok(()),
-        // Told to end while it begins, it has not done its work.
+        // A signal during its start also makes `dev` fail.
         Ok(()) if !status.success() && status.code() != Some(128 + TERMINATE) => {
-            Err(format!("the worker ended with {status}").into())
+            Err(format!("the worker exited with {status}").into())
         }
         shown => shown,
     }
 }
 
-async fn show(worker: &mut Worker, lasts: Duration) -> Result<(), Box<dyn Error>> {
-    let url = worker.begun().await?;
-    feed(&url, lasts).await
+async fn show(worker: &mut Worker, duration: Duration) -> Result<(), Box<dyn Error>> {
+    let url = worker.database_url().await?;
+    add_jobs(&url, duration).await
 }
 
-/// Adds jobs, and at the end tells what is left.
-async fn feed(url: &str, lasts: Duration) -> Result<(), Box<dyn Error>> {
+/// Adds jobs, and at the end prints those that are left.
+async fn add_jobs(url: &str, duration: Duration) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let mut connection = PgConnection::connect(url).await?;
-    for (turn, call) in (0..).zip(STREAM.iter().cycle()) {
+    for (turn, call) in (0..).zip(JOBS.iter().cycle()) {
         let at = begin + PAUSE * turn;
-        if at > begin + lasts.saturating_sub(QUIET) {
+        if at > begin + duration.saturating_sub(QUIET) {
             break;
         }
         sleep_until(at).await;
-        say(&format!("  > select graphile_worker.{call};"))?;
+        print_line(&format!("  > select graphile_worker.{call};"))?;
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("select graphile_worker.{call}"))).execute(&mut connection).await?;
     }
-    sleep_until(begin + lasts).await;
+    sleep_until(begin + duration).await;
     let left: Vec<(String, i64, String)> = sqlx::query_as(
-        "select task_identifier, count(*), coalesce(min(last_error), 'waits to be run')
+        "select task_identifier, count(*), coalesce(min(last_error), 'waiting')
          from graphile_worker.jobs group by 1 order by 1",
     )
     .fetch_all(&mut connection)
     .await?;
-    say("\nWhat is left in graphile_worker.jobs:")?;
+    print_line("\nLeft in graphile_worker.jobs:")?;
     for (task, jobs, why) in left {
-        say(&format!("  {jobs} × {task}: {}", why.replace('\n', " ")))?;
+        print_line(&format!("  {jobs} × {task}: {}", why.replace('\n', " ")))?;
     }
-    say("")?;
+    print_line("")?;
     Ok(())
 }
 
-/// `println!` would panic where nobody reads any more.
-fn say(line: &str) -> io::Result<()> {
+/// Prints a line. `println!` would panic if the reader has closed the pipe.
+fn print_line(line: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
@@ -94,7 +95,7 @@ fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// `graphile-worker dev` at work. However we end, it is told to end as well, and waited for: with it ends its PostgreSQL.
+/// A running `graphile-worker dev`. On drop, it gets SIGTERM and is waited for, so that its PostgreSQL stops too.
 struct Worker {
     process: Child,
     lines: UnboundedReceiver<String>,
@@ -103,26 +104,28 @@ struct Worker {
 
 impl Worker {
     fn start(folder: &Path) -> Result<Worker, Box<dyn Error>> {
-        // target/debug/examples/demo stands below target/debug/graphile-worker.
+        // This program is target/debug/examples/demo; the binary is target/debug/graphile-worker.
         let examples = std::env::current_exe()?;
-        let binary = examples.ancestors().nth(2).ok_or("this program is nowhere")?.join("graphile-worker");
+        let binary =
+            examples.ancestors().nth(2).ok_or("could not find the folder of this program")?.join("graphile-worker");
         let mut process = Command::new(&binary)
             .args(["dev", "--reset", "--jobs", "4"])
             .current_dir(folder)
             .stdout(Stdio::piped())
-            // Ctrl-C in a terminal reaches us alone: told by us as well, it would not let jobs finish.
+            // Ctrl-C must not reach the worker directly: with our SIGTERM, it would get two signals and interrupt its
+            // jobs.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("{}: {error}: build it with `cargo build`", binary.display()))?;
         let (sender, lines) = unbounded_channel();
         if let Some(stdout) = process.stdout.take() {
-            std::thread::spawn(move || pass_on(stdout, &sender));
+            std::thread::spawn(move || forward_output(stdout, &sender));
         }
         Ok(Worker { process, lines, has_ended: false })
     }
 
-    /// The connection string that it prints, once all of its greeting is there.
-    async fn begun(&mut self) -> Result<String, Box<dyn Error>> {
+    /// Waits until `dev` has printed its greeting, and returns the connection string in it.
+    async fn database_url(&mut self) -> Result<String, Box<dyn Error>> {
         let mut url = None;
         while let Some(line) = self.lines.recv().await {
             url = url.or_else(|| Some(line.trim().strip_prefix("export DATABASE_URL=")?.trim_matches('\'').to_owned()));
@@ -136,10 +139,10 @@ impl Worker {
     }
 
     fn end(mut self) -> io::Result<ExitStatus> {
-        self.tell_and_wait()
+        self.terminate_and_wait()
     }
 
-    fn tell_and_wait(&mut self) -> io::Result<ExitStatus> {
+    fn terminate_and_wait(&mut self) -> io::Result<ExitStatus> {
         self.has_ended = true;
         let _ = Command::new("kill").args(["-TERM", &self.process.id().to_string()]).stderr(Stdio::null()).status();
         self.process.wait()
@@ -149,22 +152,22 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if !self.has_ended {
-            let _ = self.tell_and_wait();
+            let _ = self.terminate_and_wait();
         }
     }
 }
 
-/// Shows all that comes; goes on reading where nobody looks, so that whoever writes can go on.
-fn pass_on(stdout: ChildStdout, to: &UnboundedSender<String>) {
+/// Prints every line, and keeps reading if our own reader is gone, so that the worker is never blocked.
+fn forward_output(stdout: ChildStdout, to: &UnboundedSender<String>) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        let _ = say(&line);
+        let _ = print_line(&line);
         let _ = to.send(line);
     }
 }
 
 const TERMINATE: i32 = 15;
 
-/// What tells us to end.
+/// The signals that stop the demo.
 struct Signals([Signal; 3]);
 
 impl Signals {
@@ -184,8 +187,8 @@ impl Signals {
     }
 }
 
-/// The folder examples/demo; a copy where it is somebody else's, or where PostgreSQL could not enter it, because we are root
-/// and it must not be.
+/// The folder examples/demo, or a copy of it if another user owns it, or if we are root and PostgreSQL, which must not
+/// run as root, could not enter it.
 struct DemoFolder {
     path: PathBuf,
     is_copy: bool,

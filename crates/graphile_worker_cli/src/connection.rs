@@ -1,105 +1,150 @@
-//! Which database: found in the flags, the environment or the configuration file, reached within a time limit.
-//! No message from here, and no log line, has a password in it.
+//! Which database a command works on, and how to connect to it. No message or log line from here contains a password.
+//! `arguments` declares the options and `settings` reads the configuration file; connection strings are parsed by the
+//! library.
 
 use crate::dev;
-use crate::failure::{Failure, explain};
+use crate::failure::Failure;
+use graphile_worker::{DatabaseConfig, Error, WorkerUtils};
 use graphile_worker_devdb::Cluster;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{ConnectOptions, PgConnection, PgPool};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgConnection, PgPool};
 use std::os::unix::process::CommandExt;
-use std::time::Duration;
+use std::process::Stdio;
 
-/// A server that does not answer at all is reported, not waited for.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const AFTER_C: &str = "the connection string after -c";
 
-const BEHIND_C: &str = "the connection string behind -c";
-
-/// The database that a command works on, and the schema in it. Nothing is connected yet.
+/// The database that a command works on, and the schema in it. It is not connected yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Database {
-    options: PgConnectOptions,
+    config: DatabaseConfig,
+    password_command: Option<String>,
     schema: String,
 }
 
 impl Database {
-    /// The flag wins over the environment, the environment over the file, the file over what the application says, and that
-    /// over a `dev` that runs in the current folder.
+    /// The first of: `-c`, `DATABASE_URL`, the PG variables, the configuration file, the application's options, and a
+    /// `dev` that is running in the current folder.
     pub(crate) fn find(
         flag: Option<&str>,
         file: Option<&str>,
-        application: Option<PgConnectOptions>,
+        application: Option<Result<DatabaseConfig, Error>>,
         schema: &str,
     ) -> Result<Database, Failure> {
         let from_environment = std::env::var("DATABASE_URL").ok().filter(|url| !url.is_empty());
-        let has_pg_variables = std::env::var_os("PGDATABASE").is_some_and(|name| !name.is_empty());
-        let options = match (flag, from_environment, file) {
-            (Some(text), _, _) => parse(BEHIND_C, text)?,
-            (None, Some(text), _) => parse("DATABASE_URL", &text)?,
-            (None, None, _) if has_pg_variables => PgConnectOptions::new(),
-            (None, None, Some(text)) => parse("the connection of the configuration file", text)?,
-            (None, None, None) => match (application, Cluster::url_if_running(dev::FOLDER, "postgres")) {
-                (Some(options), _) => options,
-                // `dev` runs in this folder.
+        let config = match (flag, from_environment, DatabaseConfig::from_env(), file) {
+            (Some(text), _, _, _) => parse(AFTER_C, text)?,
+            (None, Some(text), _, _) => parse("DATABASE_URL", &text)?,
+            (None, None, Some(config), _) => check("the connection of the PG variables", config)?,
+            (None, None, None, Some(text)) => parse("the connection in the configuration file", text)?,
+            (None, None, None, None) => match (application, Cluster::url_if_running(dev::FOLDER, "postgres")) {
+                (Some(config), _) => check("the connection of the application", config)?,
                 (None, Some(url)) => parse("the connection of `dev`", &url)?,
                 (None, None) => {
-                    let message = "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like";
-                    return Err(Failure::Usage(message.to_owned()));
+                    let mut message = "no database given: use -c URL, or set DATABASE_URL or PGDATABASE".to_owned();
+                    if let Some(file) = crate::run::node_config_files().next() {
+                        message.push_str(&format!(
+                            "; {file} configures Node's worker and is not read: pass its connectionString with -c"
+                        ));
+                    }
+                    return Err(Failure::Usage(message));
                 }
             },
         };
-        Ok(Database::new(options, schema))
+        Ok(Database::new(config, schema))
     }
 
-    pub(crate) fn new(options: PgConnectOptions, schema: &str) -> Database {
-        Database { options: options.application_name("graphile-worker"), schema: schema.to_owned() }
+    pub(crate) fn new(config: impl Into<DatabaseConfig>, schema: &str) -> Database {
+        let config = config.into().named("graphile-worker");
+        Database { config, password_command: None, schema: schema.to_owned() }
     }
 
-    /// The schema that Graphile Worker is in.
+    /// Runs this command to get the password of each new connection.
+    pub(crate) fn with_password_command(mut self, command: Option<String>) -> Database {
+        self.config = with_password_from(self.config, command.as_ref());
+        self.password_command = command;
+        self
+    }
+
+    /// How to connect without the pooler, with the password command if there is one.
+    pub(crate) fn direct(&self, text: &str) -> Result<DatabaseConfig, Failure> {
+        Ok(with_password_from(direct(text)?, self.password_command.as_ref()))
+    }
+
+    /// The schema of Graphile Worker.
     pub(crate) fn schema(&self) -> &str {
         &self.schema
     }
 
-    /// Host and port, or the socket: for messages.
+    pub(crate) fn config(&self) -> DatabaseConfig {
+        self.config.clone()
+    }
+
+    /// Host and port, or the socket, for messages.
     pub(crate) fn server(&self) -> String {
-        match self.options.get_socket() {
-            Some(socket) => format!("{}:{}", socket.display(), self.options.get_port()),
-            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
-        }
+        self.config.server()
     }
 
-    /// One connection.
+    /// Opens one connection. Through a pooler, use it only for statements without parameters and for `migrate`.
     pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
-        self.in_time(self.options.connect()).await
+        let mut connection = self.config.connect().await?;
+        let allowed = graphile_worker::allow_invalid_utf8(&mut connection).await;
+        allowed.map_err(|source| Error::database(format!("connect to {}", self.server()), source))?;
+        Ok(connection)
     }
 
-    /// A pool whose first connection is made: where that fails, we know now.
+    /// Opens a pool with one connection, so that a connection error shows up here.
     pub(crate) async fn pool(&self, max_connections: u32) -> Result<PgPool, Failure> {
-        // The pool's own attempts go on where a server refuses; a plain connection says why at once.
-        let connection = self.connect().await?;
-        let pool = self.lazy_pool(max_connections);
-        let _ = sqlx::Connection::close(connection).await;
-        Ok(pool)
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .after_connect(|connection, _| Box::pin(graphile_worker::allow_invalid_utf8(connection)));
+        Ok(self.config.pool(pool).await?)
     }
 
-    /// A pool that connects when it is first used.
-    pub(crate) fn lazy_pool(&self, max_connections: u32) -> PgPool {
-        PgPoolOptions::new().max_connections(max_connections).connect_lazy_with(self.options.clone())
-    }
-
-    async fn in_time<T>(&self, connecting: impl Future<Output = sqlx::Result<T>>) -> Result<T, Failure> {
-        let server = self.server();
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| {
-            format!("could not connect to {server}: no answer in {} seconds", CONNECT_TIMEOUT.as_secs())
-        })?;
-        Ok(connected.map_err(|error| format!("could not connect to {server}: {}", explain(&error)))?)
+    /// Utilities on a pool of `max_connections`. They use no prepared statements: a command runs each statement too
+    /// rarely to gain from them, and they would not work through a pooler.
+    pub(crate) async fn utils(&self, max_connections: u32) -> Result<WorkerUtils, Failure> {
+        let pool = self.pool(max_connections).await?;
+        Ok(WorkerUtils::new(pool, &self.schema).with_prepared_statements(false))
     }
 }
 
-/// A password on the command line can be read by everybody on the machine. Where there is one, the program becomes itself
-/// again with the connection string in its environment; returns where there is nothing to hide.
-pub(crate) fn keep_out_of_sight(connection: &str) -> Result<(), Failure> {
-    parse(BEHIND_C, connection)?;
-    if !has_password(connection) {
+fn with_password_from(config: DatabaseConfig, command: Option<&String>) -> DatabaseConfig {
+    match command.cloned() {
+        Some(command) => config.password_provider(move || password_from(command.clone())),
+        None => config,
+    }
+}
+
+/// Runs the command and returns the password that it prints. An error includes the last line of its standard error.
+async fn password_from(command: String) -> Result<String, String> {
+    let mut shell = tokio::process::Command::new("/bin/sh");
+    shell.arg("-c").arg(&command).stdin(Stdio::null()).kill_on_drop(true);
+    let output = shell.output().await.map_err(|error| format!("could not start the password command: {error}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = stderr.trim().lines().next_back().map(|line| format!(": {line}")).unwrap_or_default();
+    if !output.status.success() {
+        return Err(format!("the password command failed ({}){stderr}", output.status));
+    }
+    let password =
+        String::from_utf8(output.stdout).map_err(|_| "the password command did not print UTF-8".to_owned())?;
+    let password = password.trim_end_matches(['\n', '\r']);
+    if password.is_empty() || password.contains('\n') {
+        let printed = if password.is_empty() { "nothing" } else { "several lines" };
+        return Err(format!("the password command printed {printed}, expected one line{stderr}"));
+    }
+    Ok(password.to_owned())
+}
+
+/// A connection without the pooler, and without the password command.
+pub(crate) fn direct(text: &str) -> Result<DatabaseConfig, Failure> {
+    parse("the direct connection", text)
+}
+
+/// Every user of the machine can read a password on the command line. If the connection string has one, restarts this
+/// program with the string in the environment variable `variable` instead. Returns if there is nothing to hide.
+pub(crate) fn hide_password(connection: &str, variable: &str) -> Result<(), Failure> {
+    parse(AFTER_C, connection)?;
+    if !DatabaseConfig::has_password(connection) {
         return Ok(());
     }
     let arguments: Option<Vec<String>> =
@@ -107,19 +152,12 @@ pub(crate) fn keep_out_of_sight(connection: &str) -> Result<(), Failure> {
     let Some(arguments) = arguments else { return Ok(()) };
     let program = std::env::current_exe().map_err(|error| format!("could not find this program: {error}"))?;
     let mut command = std::process::Command::new(program);
-    command.args(without(arguments, connection)).env("DATABASE_URL", connection);
-    Err(Failure::because(format!("could not start this program again: {}", command.exec())))
+    command.args(without_connection(arguments, connection)).env(variable, connection);
+    Err(Failure::because(format!("could not restart this program: {}", command.exec())))
 }
 
-fn has_password(connection: &str) -> bool {
-    let Some((_, rest)) = connection.split_once("://") else { return false };
-    let authority = rest.split(['/', '?']).next().unwrap_or_default();
-    let in_authority = authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'));
-    in_authority || connection.contains("password=")
-}
-
-/// The arguments without `-c` and what is behind it, however they are written.
-fn without(arguments: Vec<String>, connection: &str) -> Vec<String> {
+/// The arguments without `-c` and its value, in all their spellings.
+fn without_connection(arguments: Vec<String>, connection: &str) -> Vec<String> {
     let mut kept: Vec<String> = Vec::new();
     for argument in arguments {
         let Some(flags) = argument.strip_suffix(connection) else {
@@ -136,30 +174,19 @@ fn without(arguments: Vec<String>, connection: &str) -> Vec<String> {
     kept
 }
 
-/// A URL, or as in Node the bare name of a database. The parser's own message may quote the password, so ours says
-/// nothing of what it found.
-fn parse(place: &str, text: &str) -> Result<PgConnectOptions, Failure> {
-    let wrong = || {
-        Failure::Usage(format!(
-            "{place} is not a URL such as postgres://user:password@host:5432/database, with special characters in the \
-             password percent-encoded"
-        ))
-    };
-    let is_name = !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
-    if is_name {
-        return Ok(PgConnectOptions::new().database(text));
+/// Parses a connection string. An empty one is usually an unset shell variable.
+fn parse(place: &str, text: &str) -> Result<DatabaseConfig, Failure> {
+    if text.trim().is_empty() {
+        return Err(Failure::Usage(format!("{place} is empty")));
     }
-    if !text.starts_with("postgres://") && !text.starts_with("postgresql://") {
-        return Err(wrong());
-    }
-    let options: PgConnectOptions = text.parse().map_err(|_| wrong())?;
-    Ok(if wants_ssl(text) { options.ssl_mode(PgSslMode::Require) } else { options })
+    check(place, DatabaseConfig::parse(text))
 }
 
-/// `ssl=true` is how Node's drivers spell `sslmode=require`.
-fn wants_ssl(url: &str) -> bool {
-    let query = url.split_once('?').map_or("", |(_, query)| query);
-    query.split('&').any(|pair| ["ssl=true", "ssl=1"].contains(&pair))
+fn check(place: &str, config: Result<DatabaseConfig, Error>) -> Result<DatabaseConfig, Failure> {
+    config.map_err(|error| match error {
+        Error::InvalidConnection { problem, .. } => Failure::Usage(format!("{place} is invalid: {problem}")),
+        other => other.into(),
+    })
 }
 
 #[cfg(test)]
@@ -167,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_leaves_the_command_line_with_its_flag_and_nothing_else() {
+    fn only_the_password_and_its_option_leave_the_command_line() {
         let url = "postgres://u:p@h/d";
         for (arguments, kept) in [
             (&["-c", url, "--once"][..], &["--once"][..]),
@@ -178,38 +205,27 @@ mod tests {
             (&["-wc", url], &["-w"]),
         ] {
             let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-            assert_eq!(without(arguments, url), kept);
+            assert_eq!(without_connection(arguments, url), kept);
         }
-        for (text, has) in [
-            (url, true),
-            ("postgres://u@h:5432/d", false),
-            ("postgres://h/d?user=u&password=p", true),
-            ("postgres://h:5432/d", false),
-            ("my_db", false),
+    }
+
+    #[test]
+    fn invalid_connection_strings_are_not_quoted() {
+        for text in ["http://user:secret@host/db", "postgres://user:secret@host:port/db", "user:secret@host", " "] {
+            let Err(Failure::Usage(message)) = parse("DATABASE_URL", text) else { panic!("{text} was accepted") };
+            assert!(message.starts_with("DATABASE_URL ") && !message.contains("secret"), "{message}");
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn password_command_must_print_exactly_one_line() {
+        assert_eq!(password_from("echo 'a b '".to_owned()).await.as_deref(), Ok("a b "));
+        for (command, problem) in [
+            ("echo first >&2; echo no token >&2; exit 3", "the password command failed (exit status: 3): no token"),
+            ("true", "the password command printed nothing, expected one line"),
+            ("echo a; echo b", "the password command printed several lines, expected one line"),
         ] {
-            assert_eq!(has_password(text), has, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_bare_name_is_a_database() {
-        assert_eq!(parse("here", "my_db").expect("a name").get_database(), Some("my_db"));
-    }
-
-    #[test]
-    fn ssl_of_nodes_drivers_is_understood() {
-        for (url, required) in [("postgres://host/db?ssl=true", true), ("postgres://host/db?a=b&ssl=1", true)] {
-            let options = parse("here", url).expect("a URL");
-            assert_eq!(matches!(options.get_ssl_mode(), PgSslMode::Require), required, "{url}");
-        }
-        assert!(matches!(parse("here", "postgres://host/db").expect("a URL").get_ssl_mode(), PgSslMode::Prefer));
-    }
-
-    #[test]
-    fn what_is_no_url_is_not_quoted() {
-        for text in ["http://user:secret@host/db", "postgres://user:secret@host:port/db", "user:secret@host", ""] {
-            let Err(Failure::Usage(message)) = parse("DATABASE_URL", text) else { panic!("{text} was taken") };
-            assert!(message.starts_with("DATABASE_URL is not a URL") && !message.contains("secret"), "{message}");
+            assert_eq!(password_from(command.to_owned()).await.unwrap_err(), problem);
         }
     }
 }

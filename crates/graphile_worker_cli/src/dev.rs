@@ -1,8 +1,8 @@
-//! `dev`: a private PostgreSQL in ./.graphile-worker, with the schema in it and a worker on it. It ends with us.
+//! `dev`: runs a worker on a private PostgreSQL in ./.graphile-worker, which stops with the worker.
+//! `graphile_worker_devdb` starts and stops the server; `run` runs the jobs.
 
 use crate::connection::Database;
 use crate::failure::Failure;
-use crate::operate;
 use crate::output::print;
 use crate::run::{self, Application};
 use crate::settings::RunSettings;
@@ -14,10 +14,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-/// Where its PostgreSQL is.
+/// The folder of the private PostgreSQL, in the current folder.
 pub(crate) const FOLDER: &str = ".graphile-worker";
 
-/// Runs jobs on a database of our own until told to stop, and stops that, too.
+/// Starts the server, runs jobs until a stop signal, then stops the server.
 pub(crate) async fn dev(
     application: Application,
     settings: &RunSettings,
@@ -25,19 +25,21 @@ pub(crate) async fn dev(
     reset: bool,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
-    // What is wrong with tasks or the crontab is told before a server is started.
-    let options = run::describe(application, settings)?;
-    let folder = std::env::current_dir().map_err(|error| format!("there is no current folder: {error}"))?.join(FOLDER);
-    let _only_us = take(&folder)?;
+    // Report errors in tasks and the crontab before starting a server.
+    let options = run::worker_options(application, settings)?;
+    let folder =
+        std::env::current_dir().map_err(|error| format!("could not find the current folder: {error}"))?.join(FOLDER);
+    let _lock = lock(&folder)?;
     let opening = ClusterOptions::new(&folder).fresh(reset);
-    let cluster = signals.unless_told(async { Ok(tokio::task::spawn_blocking(|| opening.open()).await??) }).await?;
+    let cluster =
+        signals.unless_signalled(async { Ok(tokio::task::spawn_blocking(|| opening.open()).await??) }).await?;
     if std::env::var("DATABASE_URL").as_deref() != Ok(&cluster.url("postgres")) {
-        return Err(begin_again(&cluster));
+        return Err(reexec(&cluster));
     }
     let database = Database::new(cluster.options("postgres"), schema);
     let ended = async {
-        signals.unless_told(install(&database)).await?;
-        print(&greeting(&cluster, schema, &a_task(settings.tasks.path(), settings)))?;
+        signals.unless_signalled(install(&database)).await?;
+        print(&greeting(&cluster, schema, &example_task(settings.tasks.path(), settings)))?;
         run::run(options, settings, &database, signals).await
     }
     .await;
@@ -45,24 +47,24 @@ pub(crate) async fn dev(
     ended
 }
 
-/// Holds the folder for as long as the file is open.
-fn take(folder: &Path) -> Result<File, Failure> {
-    let cannot = |error: std::io::Error| Failure::because(format!("cannot use {}: {error}", folder.display()));
-    std::fs::create_dir_all(folder).map_err(cannot)?;
-    std::fs::write(folder.join(".gitignore"), "*\n").map_err(cannot)?;
-    let file = File::create(folder.join("dev")).map_err(cannot)?;
+/// Locks the folder for as long as the returned file is open.
+fn lock(folder: &Path) -> Result<File, Failure> {
+    let failed = |error: std::io::Error| Failure::because(format!("could not use {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    std::fs::write(folder.join(".gitignore"), "*\n").map_err(failed)?;
+    let file = File::create(folder.join("dev")).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(_) => Err(Failure::because(format!(
-            "another `graphile-worker dev` is at work in {}: stop that one, or go to another folder",
+            "another `graphile-worker dev` is running in {}: stop it, or use another folder",
             folder.display()
         ))),
     }
 }
 
-/// Becomes the same program in an environment that leads to this database: tasks look there for theirs, and must not find
-/// another. A process cannot change its own environment while it has threads. Returns only if that failed.
-fn begin_again(cluster: &Cluster) -> Failure {
+/// Restarts this program with environment variables that point to this database, because tasks connect by them. A
+/// process with threads cannot change its own environment safely. Returns only on failure.
+fn reexec(cluster: &Cluster) -> Failure {
     let options = cluster.options("postgres");
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -78,7 +80,7 @@ fn begin_again(cluster: &Cluster) -> Failure {
     }
     command.env("PGPORT", options.get_port().to_string()).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
     command.env("DATABASE_URL", cluster.url("postgres"));
-    Failure::because(format!("could not start this program again: {}", command.exec()))
+    Failure::because(format!("could not restart this program: {}", command.exec()))
 }
 
 async fn install(database: &Database) -> Result<(), Failure> {
@@ -88,8 +90,8 @@ async fn install(database: &Database) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The name of a task that is there and can run, for an example that works when it is pasted.
-fn a_task(folder: &Path, settings: &RunSettings) -> String {
+/// The name of a task that can run, so that the printed example works when you paste it.
+fn example_task(folder: &Path, settings: &RunSettings) -> String {
     let mut names = Vec::new();
     collect(folder, "", settings, &mut names);
     names.into_iter().min().unwrap_or_else(|| "hello".to_owned())
@@ -115,21 +117,22 @@ fn collect(folder: &Path, prefix: &str, settings: &RunSettings, names: &mut Vec<
     }
 }
 
-/// Whether there is what runs it, as far as that is to be seen from outside.
+/// Whether this machine can probably run the file: it has a run bit and an interpreter that exists.
 fn can_run(path: &Path, extension: &str, settings: &RunSettings) -> bool {
     let Ok(found) = std::fs::metadata(path) else { return false };
     let has_run_bit = found.permissions().mode() & 0o111 != 0;
-    let program = |named: &Option<PathBuf>, usual: &str| is_there(named.as_deref().unwrap_or(Path::new(usual)));
+    let exists =
+        |named: &Option<PathBuf>, default: &str| program_exists(named.as_deref().unwrap_or(Path::new(default)));
     match extension {
-        "js" | "cjs" | "mjs" => program(&settings.node, "node"),
-        // Not every Node can.
+        "js" | "cjs" | "mjs" => exists(&settings.node, "node"),
+        // Not every release of Node runs TypeScript.
         "ts" | "mts" => false,
-        "py" if !has_run_bit => program(&settings.python, "python3"),
+        "py" if !has_run_bit => exists(&settings.python, "python3"),
         _ => found.is_file() && has_run_bit && has_interpreter(path),
     }
 }
 
-/// Whether the first line names a program that is there; where there is no such line, whether it is no text.
+/// Whether the program in the `#!` line exists. Without such a line, whether the file looks binary.
 fn has_interpreter(path: &Path) -> bool {
     let mut beginning = [0; 256];
     let Ok(length) = File::open(path).and_then(|mut file| file.read(&mut beginning)) else { return false };
@@ -140,11 +143,11 @@ fn has_interpreter(path: &Path) -> bool {
     let Some(program) = words.next() else { return false };
     let wanted = words.find(|word| !word.starts_with('-') && !word.contains('='));
     let is_env = Path::new(program).file_name().is_some_and(|name| name == "env");
-    is_there(Path::new(program)) && (!is_env || wanted.is_some_and(|wanted| is_there(Path::new(wanted))))
+    program_exists(Path::new(program)) && (!is_env || wanted.is_some_and(|wanted| program_exists(Path::new(wanted))))
 }
 
-/// A program, by its path or on the PATH.
-fn is_there(program: &Path) -> bool {
+/// Whether the program exists, at its path or on the PATH.
+fn program_exists(program: &Path) -> bool {
     if program.components().count() > 1 {
         return program.exists();
     }
@@ -157,19 +160,19 @@ fn greeting(cluster: &Cluster, schema: &str, task: &str) -> String {
         && schema.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let quoted = if plain { schema.to_owned() } else { format!("\"{}\"", schema.replace('"', "\"\"")) };
     let options = cluster.options("postgres");
-    // Over the socket no password is asked for, so that none is on a command line.
+    // The socket needs no password, so psql's command line does not show one.
     let socket = options.get_socket().map(|socket| socket.display().to_string()).unwrap_or_default();
     format!(
-        "PostgreSQL runs in {folder}, for as long as this does. For your application, and for other terminals:\n\n\
+        "PostgreSQL runs in {folder} until this command stops. For your application and other terminals:\n\n\
          \x20   export DATABASE_URL='{url}'\n\n\
          To add a job:\n\n\
          \x20   {program} add {task} '{{\"name\": \"world\"}}'\n\n\
-         or start psql and paste the second line:\n\n\
+         or in psql:\n\n\
          \x20   psql -h '{socket}' -p {port} -U postgres\n\
          \x20   select {quoted}.add_job('{task}', '{{\"name\": \"world\"}}');\n\n",
         folder = cluster.folder().display(),
         url = cluster.url("postgres"),
-        program = operate::program(schema),
+        program = graphile_worker::program(schema),
         port = options.get_port(),
     )
 }

@@ -1,11 +1,12 @@
-//! How log lines look, on standard error: for people like those of Node's worker, for machines one object a line.
+//! The format of the log on standard error: short lines for people, or one JSON object per line for machines.
 //!
 //! ```text
-//! [job(rs-live-5ad1f3: send_email{42})] INFO: job completed (0.16ms)
+//! [job 42 send_email] INFO: job completed (0.16ms)
 //! {"time":"…","level":"INFO","message":"job completed","label":"job","worker_id":"…","job_id":42,"ms":0.16}
 //! ```
 
 use chrono::{SecondsFormat, Utc};
+use graphile_worker::short_worker_id;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::error::Error;
@@ -20,35 +21,35 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// The form of log lines.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    // One object a line.
+    // One JSON object per line.
     Json,
     // For people.
     Text,
 }
 
-/// Logs to standard error from here on: what `RUST_LOG` says, or else this level; and details where the variables of
-/// Node's worker ask for them. An application that has set up its own log keeps it.
+/// Starts logging to standard error, filtered by `RUST_LOG`, or by `level` if that is not set. The debug variables of
+/// Node's worker add debug lines to `level`. If the application has already set up a subscriber, that one stays.
 pub(crate) fn start(format: LogFormat, level: &str) {
     let _ = STARTED.set(format);
-    let asked = ["GRAPHILE_LOGGER_DEBUG", "GRAPHILE_WORKER_DEBUG"].map(std::env::var_os);
-    let details = match asked.iter().flatten().any(|value| !value.is_empty()) {
+    let debug = ["GRAPHILE_LOGGER_DEBUG", "GRAPHILE_WORKER_DEBUG"].map(std::env::var_os);
+    let details = match debug.iter().flatten().any(|value| !value.is_empty()) {
         true => ",graphile_worker=debug,graphile_worker_cli=debug",
         false => "",
     };
-    let otherwise = || EnvFilter::new(format!("{level},sqlx=error{details}"));
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| otherwise());
+    let default = || EnvFilter::new(format!("{level},sqlx=error{details}"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| default());
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
     let _ = tracing_subscriber::registry().with(filter).with(Lines { format, colours }).try_init();
 }
 
 static STARTED: OnceLock<LogFormat> = OnceLock::new();
 
-/// Says why the program ends: in the log's form where that is for machines.
-pub(crate) fn last_words(message: &str) {
+/// Prints the error with which the program exits, as a JSON object if the log is JSON.
+pub(crate) fn print_failure(message: &str) {
     let line = match STARTED.get() {
         Some(LogFormat::Json) => {
             let mut fields = Fields::default();
@@ -94,18 +95,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
             LogFormat::Text => fields.into_text(event.metadata().level(), event.metadata().target(), self.colours),
         };
         line.push('\n');
-        // Nobody may be reading any more, and jobs have to run all the same.
+        // Jobs must run even if the reader of standard error is gone.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
 }
 
-/// What an event, or a span around it, says; the message is among it.
+/// The fields of an event and its spans, the message included.
 #[derive(Default)]
 struct Fields(Map<String, Value>);
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.set(field, list_of_texts(&format!("{value:?}")));
+        self.set(field, list_of_strings(&format!("{value:?}")));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
@@ -149,9 +150,9 @@ impl Fields {
         Value::Object(line).to_string()
     }
 
-    /// Who, how grave, what; then how long it took and what else there is, and last why.
+    /// `[scope] LEVEL: message (fields, duration): error`
     fn into_text(mut self, level: &Level, target: &str, colours: bool) -> String {
-        let scope = tamed(&self.scope(target));
+        let scope = sanitize_line(&self.scope(target));
         let mut rest = self.take("message");
         let error = self.take("error");
         let details: Vec<String> = self.0.iter().map(|(name, value)| detail(name, value)).collect();
@@ -161,29 +162,30 @@ impl Fields {
         if !error.is_empty() {
             let _ = write!(rest, ": {error}");
         }
-        let rest = tamed(&rest);
+        let rest = sanitize_line(&rest);
         match (colours, colour(level)) {
             (true, Some(colour)) => format!("[{scope}] \x1b[{colour}m{level}\x1b[0m: {rest}"),
             _ => format!("[{scope}] {level}: {rest}"),
         }
     }
 
-    /// As in Node's log: `worker(ID)`, `job(ID: TASK{JOB})`, `core`. What it does not show stays among the details.
+    /// The scope: `job ID TASK`, `worker ID` with a short id, as in tables, or `core`. Fields that it does not show
+    /// stay in the list of fields.
     fn scope(&mut self, target: &str) -> String {
         let label = self.take("label");
         match (label.as_str(), self.0.contains_key("worker_id")) {
             ("job" | "task", true) if self.0.contains_key("job_id") => {
-                let (worker, task, job) = (self.take("worker_id"), self.take("task_identifier"), self.take("job_id"));
-                format!("{label}({worker}: {task}{{{job}}})")
+                self.take("worker_id");
+                format!("{label} {} {}", self.take("job_id"), self.take("task_identifier"))
             }
             ("", _) if target.starts_with("graphile_worker") => "core".to_owned(),
             ("", _) => target.to_owned(),
-            (_, true) => format!("{label}({})", self.take("worker_id")),
+            (_, true) => format!("{label} {}", short_worker_id(&self.take("worker_id"))),
             (_, false) => label,
         }
     }
 
-    /// The text of a field, which then is not one any more.
+    /// Removes a field and returns its text, or an empty text if there is no such field.
     fn take(&mut self, name: &str) -> String {
         match self.0.remove(name) {
             Some(Value::String(text)) => text,
@@ -193,13 +195,13 @@ impl Fields {
     }
 }
 
-/// Sets and lists of texts come written as Rust writes them: for machines they are arrays, whatever else is a text.
-fn list_of_texts(written: &str) -> Value {
+/// Turns the `Debug` output of a set or list of strings into a JSON array, and any other into a JSON string.
+fn list_of_strings(debug: &str) -> Value {
     let inner = [('{', '}'), ('[', ']')]
         .into_iter()
-        .find_map(|(opens, closes)| written.strip_prefix(opens)?.strip_suffix(closes));
+        .find_map(|(opens, closes)| debug.strip_prefix(opens)?.strip_suffix(closes));
     let texts = inner.and_then(|inner| serde_json::from_str::<Vec<String>>(&format!("[{inner}]")).ok());
-    texts.map_or_else(|| written.into(), Value::from)
+    texts.map_or_else(|| debug.into(), Value::from)
 }
 
 fn detail(name: &str, value: &Value) -> String {
@@ -223,18 +225,19 @@ fn colour(level: &Level) -> Option<u8> {
     }
 }
 
-/// One line stays one event, and nothing that a task prints steers the terminal.
-fn tamed(line: &str) -> String {
-    let mut tamed = String::with_capacity(line.len());
+/// Indents continuation lines and replaces control characters, so that the output of a task cannot control the
+/// terminal.
+fn sanitize_line(line: &str) -> String {
+    let mut sanitize_line = String::with_capacity(line.len());
     for c in line.chars() {
         match c {
-            '\n' => tamed.push_str("\n    "),
-            '\t' => tamed.push(c),
-            c if c.is_control() => tamed.push('\u{fffd}'),
-            c => tamed.push(c),
+            '\n' => sanitize_line.push_str("\n    "),
+            '\t' => sanitize_line.push(c),
+            c if c.is_control() => sanitize_line.push('\u{fffd}'),
+            c => sanitize_line.push(c),
         }
     }
-    tamed
+    sanitize_line
 }
 
 #[cfg(test)]
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_people_say_who_how_grave_what_and_why() {
+    fn text_lines_have_scope_level_message_fields_and_error() {
         let job = json!({"label": "job", "worker_id": "w1", "task_identifier": "send_email", "job_id": 42});
         let with = |more: Value| {
             let mut all = fields(job.clone());
@@ -259,23 +262,23 @@ mod tests {
             (
                 with(json!({"message": "job completed", "ms": 0.16})),
                 Level::INFO,
-                "[job(w1: send_email{42})] INFO: job completed (0.16ms)",
+                "[job 42 send_email] INFO: job completed (0.16ms)",
             ),
             (
                 with(json!({"message": "job failed", "ms": 3.5, "attempts": 1, "error": "no\nwonder"})),
                 Level::WARN,
-                "[job(w1: send_email{42})] WARN: job failed (attempts: 1, 3.5ms): no\n    wonder",
+                "[job 42 send_email] WARN: job failed (attempts: 1, 3.5ms): no\n    wonder",
             ),
             (
                 fields(json!({"label": "worker", "worker_id": "w1", "message": "stopping"})),
                 Level::INFO,
-                "[worker(w1)] INFO: stopping",
+                "[worker w1] INFO: stopping",
             ),
             (fields(json!({"label": "cron", "message": "again"})), Level::INFO, "[cron] INFO: again"),
             (
-                fields(json!({"label": "worker", "message": "a task has changed", "task_identifier": "t"})),
+                fields(json!({"label": "worker", "message": "task changed", "task_identifier": "t"})),
                 Level::INFO,
-                "[worker] INFO: a task has changed (task_identifier: t)",
+                "[worker] INFO: task changed (task_identifier: t)",
             ),
             (
                 fields(json!({"label": "recovery", "message": "job recovered", "job_id": 7, "from": "w0"})),
@@ -283,34 +286,34 @@ mod tests {
                 "[recovery] WARN: job recovered (from: w0, job_id: 7)",
             ),
             (
-                fields(json!({"label": "worker", "worker_id": "w1", "message": "looking", "tasks": ["a", "b/c"]})),
+                fields(json!({"label": "worker", "worker_id": "w1", "message": "polling", "tasks": ["a", "b/c"]})),
                 Level::INFO,
-                "[worker(w1)] INFO: looking (tasks: a, b/c)",
+                "[worker w1] INFO: polling (tasks: a, b/c)",
             ),
-            (fields(json!({"message": "schema migrated"})), Level::INFO, "[core] INFO: schema migrated"),
+            (fields(json!({"message": "schema installed"})), Level::INFO, "[core] INFO: schema installed"),
         ] {
             assert_eq!(fields.into_text(&level, "graphile_worker::migrate", false), line);
         }
     }
 
     #[test]
-    fn a_list_of_texts_is_an_array_and_nothing_else_is() {
+    fn only_lists_of_strings_become_arrays() {
         let tasks = std::collections::BTreeSet::from(["a", "b \"c\""]);
-        assert_eq!(list_of_texts(&format!("{tasks:?}")), json!(["a", "b \"c\""]));
-        assert_eq!(list_of_texts("{}"), json!([]));
+        assert_eq!(list_of_strings(&format!("{tasks:?}")), json!(["a", "b \"c\""]));
+        assert_eq!(list_of_strings("{}"), json!([]));
         for text in ["{\"a\": 1}", "Some(1)", "{unknown}"] {
-            assert_eq!(list_of_texts(text), json!(text));
+            assert_eq!(list_of_strings(text), json!(text));
         }
     }
 
     #[test]
-    fn what_a_task_prints_does_not_steer_the_terminal() {
+    fn task_output_cannot_control_the_terminal() {
         let line = fields(json!({"message": "\x1b[2Jgone\r"})).into_text(&Level::WARN, "graphile_worker", true);
         assert_eq!(line, "[core] \x1b[33mWARN\x1b[0m: \u{fffd}[2Jgone\u{fffd}");
     }
 
     #[test]
-    fn lines_for_machines_are_objects_with_time_level_and_message() {
+    fn json_lines_have_time_level_and_message() {
         let line = fields(json!({"message": "job completed", "job_id": 42})).into_json(&Level::INFO);
         let line: Value = serde_json::from_str(&line).expect("an object");
         assert_eq!(line["message"], "job completed");

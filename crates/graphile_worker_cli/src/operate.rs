@@ -1,116 +1,141 @@
-//! The operator's commands: what they are called, which one does what, and what it means when the database refuses.
+//! The operators' commands: their names, their dispatch, and advice for errors of the database.
+//! The commands themselves are in the files of the folder `operate`; the library does the work.
 
-mod change;
 mod doctor;
+mod grant;
+mod inspect;
 mod install;
-mod look;
+mod modify;
 mod top;
 
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print_line;
 use clap::{Args, Subcommand};
-use graphile_worker::WorkerUtils;
+use graphile_worker::{WorkerUtils, program};
 use serde::Serialize;
 
 pub(crate) use install::migrate;
 
-/// Looks at jobs, or changes them.
+/// The operators' commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Add a job, or all jobs of a file
-    Add(change::Add),
+    /// Add a job, or all jobs in a file
+    Add(modify::Add),
     /// List jobs
-    List(look::List),
-    /// Show all that is known of a job, its payload included
-    Show(look::Show),
+    List(inspect::List),
+    /// Show a job with all its details, including the payload
+    Show(inspect::Show),
     /// Explain why a job is not running
-    Why(look::Why),
-    /// Delete jobs that are not running, as if they were done
-    Complete(change::Complete),
-    /// Fail jobs that are not running, for good
-    Fail(change::Fail),
-    /// Change when and how jobs are run that are not running
-    Reschedule(change::Reschedule),
-    /// Run jobs as soon as possible; those that had failed for good have all their attempts again
-    RunNow(change::RunNow),
-    /// Remove jobs by their keys
-    Remove(change::Remove),
+    Why(inspect::Why),
+    /// Complete jobs that are not running: delete them as if they had succeeded
+    Complete(modify::Complete),
+    /// Fail jobs that are not running, permanently
+    Fail(modify::Fail),
+    /// Change the time, priority or attempts of jobs that are not running
+    Reschedule(modify::Reschedule),
+    /// Run jobs as soon as possible; permanently failed jobs get all their attempts back
+    RunNow(modify::RunNow),
+    /// Remove jobs by job key
+    Remove(modify::Remove),
     /// Count jobs by state and task
-    Stats(look::Stats),
-    /// List queues: what waits, and who holds them
-    Queues(look::Queues),
-    /// List workers: who lives, and what they hold
-    Workers(look::Workers),
-    /// Watch the queue at work: rates, depth, lag
+    Stats(inspect::Stats),
+    /// List queues: waiting jobs, and the workers that hold them
+    Queues(inspect::Queues),
+    /// List workers: state, heartbeat, and the jobs they hold
+    Workers(inspect::Workers),
+    /// Watch the queue live: rates, depth, lag
     Top(top::Top),
-    /// Free the jobs of workers that have died
-    Sweep(change::Sweep),
-    /// Free what workers hold that are known to be dead, such as Node's
-    Unlock(change::Unlock),
-    /// Delete what is not needed any more
-    Cleanup(change::Cleanup),
-    /// Look whether all is well: server, schema, rights, tables, lag; exit code 1 if there is a problem
+    /// Release the jobs of dead workers
+    Sweep(modify::Sweep),
+    /// Release the jobs and queues of a worker that you know is dead, such as one of Node's
+    Unlock(modify::Unlock),
+    /// Delete tasks without jobs, queues without jobs, or permanently failed jobs
+    Cleanup(modify::Cleanup),
+    /// Check server, schema, rights, tables and lag; exit code 1 if there is a problem
     Doctor(doctor::Doctor),
-    /// Install the database schema, or bring it up to date
+    /// Print the SQL that lets a role add, run or read jobs; with --apply, run it
+    Grant(grant::Grant),
+    /// Install or update the database schema
     Migrate(install::Migrate),
-    /// Say what dropping the schema would take away; with --yes, drop it
+    /// Show what dropping the schema would delete; with --yes, drop it
     Uninstall(install::Uninstall),
 }
 
-/// How the answer is given.
+/// How the result is printed.
 #[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct Form {
-    /// As JSON
+pub(crate) struct OutputFormat {
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) async fn run(command: Command, database: &Database) -> Result<(), Failure> {
-    let done = match command {
-        Command::Add(asked) => change::add(asked, database).await,
-        Command::List(asked) => look::list(asked, database).await,
-        Command::Show(asked) => look::show(asked, database).await,
-        Command::Why(asked) => look::why(asked, database).await,
-        Command::Complete(asked) => change::complete(asked, database).await,
-        Command::Fail(asked) => change::fail(asked, database).await,
-        Command::Reschedule(asked) => change::reschedule(asked, database).await,
-        Command::RunNow(asked) => change::run_now(asked, database).await,
-        Command::Remove(asked) => change::remove(asked, database).await,
-        Command::Stats(asked) => look::stats(asked, database).await,
-        Command::Queues(asked) => look::queues(asked, database).await,
-        Command::Workers(asked) => look::workers(asked, database).await,
-        Command::Top(asked) => top::top(asked, database).await,
-        Command::Sweep(asked) => change::sweep(asked, database).await,
-        Command::Unlock(asked) => change::unlock(asked, database).await,
-        Command::Cleanup(asked) => change::cleanup(asked, database).await,
-        Command::Doctor(asked) => doctor::doctor(asked, database).await,
-        Command::Migrate(asked) => install::run_migrate(asked, database).await,
-        Command::Uninstall(asked) => install::uninstall(asked, database).await,
+    let result = match command {
+        Command::Add(args) => modify::add(args, database).await,
+        Command::List(args) => inspect::list(args, database).await,
+        Command::Show(args) => inspect::show(args, database).await,
+        Command::Why(args) => inspect::why(args, database).await,
+        Command::Complete(args) => modify::complete(args, database).await,
+        Command::Fail(args) => modify::fail(args, database).await,
+        Command::Reschedule(args) => modify::reschedule(args, database).await,
+        Command::RunNow(args) => modify::run_now(args, database).await,
+        Command::Remove(args) => modify::remove(args, database).await,
+        Command::Stats(args) => inspect::stats(args, database).await,
+        Command::Queues(args) => inspect::queues(args, database).await,
+        Command::Workers(args) => inspect::workers(args, database).await,
+        Command::Top(args) => top::top(args, database).await,
+        Command::Sweep(args) => modify::sweep(args, database).await,
+        Command::Unlock(args) => modify::unlock(args, database).await,
+        Command::Cleanup(args) => modify::cleanup(args, database).await,
+        Command::Doctor(args) => doctor::doctor(args, database).await,
+        Command::Grant(args) => grant::grant(args, database).await,
+        Command::Migrate(args) => install::run_migrate(args, database).await,
+        Command::Uninstall(args) => install::uninstall(args, database).await,
     };
-    done.map_err(|failure| understood(failure, database))
+    result.map_err(|failure| with_advice(failure, database))
 }
 
-/// The utilities for a schema that is there and whose rows this role sees: an empty list would not tell.
+/// Utilities for an installed schema. Fails if row security hides the jobs: an empty list would look like no jobs.
 async fn utils(database: &Database) -> Result<WorkerUtils, Failure> {
+    utils_for(database, true).await
+}
+
+/// The same for adding jobs, which a role can do without seeing any.
+async fn utils_for_adding(database: &Database) -> Result<WorkerUtils, Failure> {
+    utils_for(database, false).await
+}
+
+async fn utils_for(database: &Database, reads_jobs: bool) -> Result<WorkerUtils, Failure> {
     let pool = database.pool(2).await?;
+    // Whatever is on the role's or the database's own path.
+    let mut transaction = pool.begin_with("begin; set local search_path = pg_catalog, pg_temp").await?;
     let hides_rows: Option<bool> = sqlx::query_scalar(
-        "select row_security_active(jobs) from to_regclass(format('%I._private_jobs', $1::text)) as jobs
+        "select row_security_active(jobs::oid) and not exists (
+           select from pg_policy
+           where polrelid = jobs::oid and polpermissive and polcmd in ('*'::\"char\", 'r'::\"char\")
+             and exists (select from pg_catalog.unnest(polroles) as allowed where allowed = 0::oid or pg_has_role(allowed, 'usage'))
+         )
+         from to_regclass(pg_catalog.format('%I._private_jobs', $1::text)) as jobs
          where jobs is not null",
     )
+    .persistent(false)
     .bind(database.schema())
-    .fetch_optional(&pool)
+    .fetch_optional(&mut *transaction)
     .await?;
+    graphile_worker::commit_transaction(transaction).await?;
     match hides_rows {
         None => Err(not_installed(database)),
-        Some(true) => Err(Failure::because(format!(
-            "row security hides the jobs of the schema {:?} from this role: connect as the owner of the schema",
-            database.schema()
+        Some(true) if reads_jobs => Err(Failure::because(format!(
+            "row security hides the jobs of schema {:?} from this role: connect as the owner of the schema, \
+             or ask the owner to run `{} grant ROLE --read --apply`",
+            database.schema(),
+            program(database.schema())
         ))),
-        Some(false) => {
-            let utils = WorkerUtils::new(pool, database.schema());
-            // A schema that is too new for us is not for us to work with. One that lacks something of ours does for most.
+        Some(_) => {
+            let utils = WorkerUtils::new(pool, database.schema()).with_prepared_statements(false);
+            // Fails if the schema is too new for this release. Most commands work even if it needs an update.
             utils.is_migrated().await?;
             Ok(utils)
         }
@@ -119,25 +144,16 @@ async fn utils(database: &Database) -> Result<WorkerUtils, Failure> {
 
 fn not_installed(database: &Database) -> Failure {
     Failure::because(format!(
-        "Graphile Worker is not installed in the schema {:?} on {}, or by an older release: run `{} migrate`, or name the right schema with -s",
+        "Graphile Worker is not installed in schema {:?} on {}, or needs an update: run `{} migrate`, or set the right \
+         schema with -s",
         database.schema(),
         database.server(),
         program(database.schema())
     ))
 }
 
-/// How the program is called for this schema.
-pub(crate) fn program(schema: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    match schema {
-        "graphile_worker" => "graphile-worker".to_owned(),
-        plain if plain.chars().all(is_plain) => format!("graphile-worker -s {plain}"),
-        odd => format!("graphile-worker -s '{}'", odd.replace('\'', "'\\''")),
-    }
-}
-
-/// What a refusal of the server means to somebody who operates a queue.
-fn understood(failure: Failure, database: &Database) -> Failure {
+/// Adds what to do about a missing schema or missing rights to an error of the server.
+fn with_advice(failure: Failure, database: &Database) -> Failure {
     let Failure::Failed(error) = &failure else { return failure };
     let code = match (error.downcast_ref::<graphile_worker::Error>(), error.downcast_ref::<sqlx::Error>()) {
         (Some(graphile_worker::Error::Database { source, .. }), _) => code(source),
@@ -145,10 +161,10 @@ fn understood(failure: Failure, database: &Database) -> Failure {
         _ => None,
     };
     match code.as_deref() {
-        // No such schema, table, function, column.
+        // Schema, table, function or column does not exist.
         Some("3F000" | "42P01" | "42883" | "42703") => not_installed(database),
         Some("42501") => Failure::because(format!(
-            "{}: `graphile-worker doctor` says which rights this role lacks",
+            "{}: run `graphile-worker doctor` to see which rights this role lacks",
             crate::failure::explain(error.as_ref())
         )),
         _ => failure,
@@ -163,7 +179,7 @@ fn print_json(answer: &impl Serialize) -> Result<(), Failure> {
     print_line(&serde_json::to_string(answer)?)
 }
 
-/// So many of something.
+/// A number with its noun, singular or plural.
 fn counted(number: impl TryInto<i64>, one: &str, many: &str) -> String {
     match number.try_into().unwrap_or(i64::MAX) {
         1 => format!("1 {one}"),

@@ -1,4 +1,5 @@
-//! What is set: flags win over the environment, the environment over the configuration file, the file over defaults.
+//! Merges the settings: options override the environment, which overrides the configuration file, which overrides the
+//! defaults. `connection` chooses the database; the library checks the values.
 
 use crate::arguments::{GlobalArguments, RunArguments};
 use crate::failure::Failure;
@@ -8,11 +9,12 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The configuration file. Its keys are the names of the flags.
+/// The configuration file. Its keys are the names of the options.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ConfigFile {
     pub(crate) connection: Option<String>,
+    pub(crate) password_command: Option<String>,
     pub(crate) schema: Option<String>,
     pub(crate) log_format: Option<LogFormat>,
     tasks: Option<PathBuf>,
@@ -23,26 +25,28 @@ pub(crate) struct ConfigFile {
     jobs: Option<usize>,
     max_pool_size: Option<u32>,
     poll_interval: Option<u64>,
+    direct_connection: Option<String>,
     no_prepared_statements: Option<bool>,
     grace_period: Option<u64>,
     max_migration_wait: Option<u64>,
     startup_timeout: Option<u64>,
+    answer_timeout: Option<u64>,
     no_recovery: Option<bool>,
 }
 
 impl ConfigFile {
-    /// Reads the file that was asked for; none was: nothing is set.
+    /// Reads the file, or returns empty settings if no file was named.
     pub(crate) fn read(path: Option<&Path>) -> Result<ConfigFile, Failure> {
         let Some(path) = path else { return Ok(ConfigFile::default()) };
-        let wrong = |problem: String| Failure::Usage(format!("the configuration file {}: {problem}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let wrong = |problem: String| Failure::Usage(format!("configuration file {}: {problem}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("could not read it: {error}")))?;
         let mut file = ConfigFile::parse(&text).map_err(wrong)?;
-        // Paths in a file are relative to it, so that it means the same wherever one stands.
+        // Paths are relative to the file, not to the current folder.
         let folder = path.parent().unwrap_or(Path::new(""));
         for relative in [&mut file.tasks, &mut file.crontab].into_iter().flatten() {
             *relative = folder.join(&relative);
         }
-        // The bare name of a program is looked for on the PATH.
+        // A program name without a folder is found on the PATH.
         for program in [&mut file.node, &mut file.python].into_iter().flatten() {
             if program.components().count() > 1 {
                 *program = folder.join(&program);
@@ -51,8 +55,8 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// The parser's message shows the line it stumbled over, which may be the one with the password: only its words
-    /// and its place are told.
+    /// Parses the file. The parser's own message quotes the line, which may contain a password, so an error has only
+    /// the reason and the line number.
     fn parse(text: &str) -> Result<ConfigFile, String> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let start = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -63,16 +67,16 @@ impl ConfigFile {
     }
 }
 
-/// What the parser says of a value that is of the wrong kind, with its key and without Rust's types.
+/// Rewrites the parser's message about a value of the wrong type: adds the key, and removes the names of Rust types.
 fn in_plain_words(message: &str, key: Option<&str>) -> String {
     let wrong = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     let (Some((found, wanted)), Some(key)) = (wrong.and_then(|wrong| wrong.rsplit_once(", expected ")), key) else {
         return message.to_owned();
     };
     let wanted = match wanted {
-        "usize" | "u32" | "u64" => "a whole number of at least 0",
+        "usize" | "u32" | "u64" => "a whole number (0 or more)",
         "a boolean" => "true or false",
-        "a string" | "path string" => "a text in quotes",
+        "a string" | "path string" => "a quoted string",
         wanted => wanted,
     };
     format!("{key} is {}, expected {wanted}", found.replace('`', ""))
@@ -81,10 +85,8 @@ fn in_plain_words(message: &str, key: Option<&str>) -> String {
 /// How to run jobs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RunSettings {
-    /// The folder of tasks, and whether somebody named it.
-    pub(crate) tasks: Named,
-    /// The crontab, and whether somebody named it.
-    pub(crate) crontab: Named,
+    pub(crate) tasks: PathSetting,
+    pub(crate) crontab: PathSetting,
     pub(crate) node: Option<PathBuf>,
     pub(crate) python: Option<PathBuf>,
     pub(crate) once: bool,
@@ -92,42 +94,45 @@ pub(crate) struct RunSettings {
     pub(crate) jobs: Option<usize>,
     pub(crate) max_pool_size: u32,
     pub(crate) poll_interval: Option<Duration>,
+    pub(crate) direct_connection: Option<String>,
     pub(crate) no_prepared_statements: bool,
     pub(crate) grace_period: Option<Duration>,
     pub(crate) max_migration_wait: Option<Duration>,
     pub(crate) startup_timeout: Option<Duration>,
+    pub(crate) answer_timeout: Option<Duration>,
     pub(crate) no_recovery: bool,
 }
 
-/// A path that somebody named, or the usual one.
+/// A path that the user set, or the default path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Named {
-    /// It must be there.
-    By(PathBuf),
+pub(crate) enum PathSetting {
+    /// It must exist.
+    Explicit(PathBuf),
     /// It may be missing.
-    Usual(PathBuf),
+    Default(PathBuf),
 }
 
-impl Named {
-    fn or_usual(path: Option<PathBuf>, usual: &str) -> Named {
-        path.map_or_else(|| Named::Usual(usual.into()), Named::By)
+impl PathSetting {
+    fn or_default(path: Option<PathBuf>, default: &str) -> PathSetting {
+        path.map_or_else(|| PathSetting::Default(default.into()), PathSetting::Explicit)
     }
 
-    pub(crate) fn is_usual(&self) -> bool {
-        matches!(self, Named::Usual(_))
+    pub(crate) fn is_default(&self) -> bool {
+        matches!(self, PathSetting::Default(_))
     }
 
     pub(crate) fn path(&self) -> &Path {
-        let (Named::By(path) | Named::Usual(path)) = self;
+        let (PathSetting::Explicit(path) | PathSetting::Default(path)) = self;
         path
     }
 }
 
 impl RunSettings {
-    /// Flags and environment (which clap has read) over the file; what nobody says stays open.
+    /// Merges the options (clap has added the environment to them) with the file. A value that
+    /// stays `None` leaves the application's option as it is.
     pub(crate) fn new(flags: RunArguments, file: ConfigFile) -> Result<RunSettings, Failure> {
         let at_least_one = |name: &str, value: Option<u64>| match value {
-            Some(0) => Err(Failure::Usage(format!("{name} is 0, expected at least 1"))),
+            Some(0) => Err(Failure::Usage(format!("{name} must be at least 1, got 0"))),
             _ => Ok(()),
         };
         let jobs = flags.jobs.or(file.jobs);
@@ -135,10 +140,12 @@ impl RunSettings {
         let poll_interval = flags.poll_interval.or(file.poll_interval);
         at_least_one("jobs", jobs.map(|jobs| jobs as u64))?;
         at_least_one("max-pool-size", Some(max_pool_size.into()))?;
+        let answer_timeout = flags.answer_timeout.or(file.answer_timeout);
         at_least_one("poll-interval", poll_interval)?;
+        at_least_one("answer-timeout", answer_timeout)?;
         Ok(RunSettings {
-            tasks: Named::or_usual(flags.tasks.or(file.tasks), "tasks"),
-            crontab: Named::or_usual(flags.crontab.or(file.crontab), "crontab"),
+            tasks: PathSetting::or_default(flags.tasks.or(file.tasks), "tasks"),
+            crontab: PathSetting::or_default(flags.crontab.or(file.crontab), "crontab"),
             node: flags.node.or(file.node),
             python: flags.python.or(file.python),
             once: flags.once,
@@ -146,19 +153,21 @@ impl RunSettings {
             jobs,
             max_pool_size,
             poll_interval: poll_interval.map(Duration::from_millis),
+            direct_connection: flags.direct_connection.or(file.direct_connection),
             no_prepared_statements: flags.no_prepared_statements || file.no_prepared_statements.unwrap_or(false),
             grace_period: flags.grace_period.or(file.grace_period).map(Duration::from_secs),
             max_migration_wait: flags.max_migration_wait.or(file.max_migration_wait).map(Duration::from_secs),
             startup_timeout: flags.startup_timeout.or(file.startup_timeout).map(Duration::from_secs),
+            answer_timeout: answer_timeout.map(Duration::from_secs),
             no_recovery: flags.no_recovery || file.no_recovery.unwrap_or(false),
         })
     }
 }
 
-/// The schema, by flag or environment, by the file, or the application's.
+/// The schema, from the option or its variable, else the configuration file, else the application.
 pub(crate) fn schema(flags: &GlobalArguments, file: &ConfigFile, application: &WorkerOptions) -> String {
-    let said = flags.schema.as_deref().or(file.schema.as_deref());
-    said.unwrap_or_else(|| application.schema_name()).to_owned()
+    let schema = flags.schema.as_deref().or(file.schema.as_deref());
+    schema.unwrap_or_else(|| application.schema_name()).to_owned()
 }
 
 #[cfg(test)]
@@ -166,26 +175,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_win_over_the_file_and_the_file_over_defaults() {
+    fn options_override_the_file_and_the_file_overrides_defaults() {
         let file = ConfigFile::parse("jobs = 4\npoll-interval = 500\nno-recovery = true").expect("a file");
         let flags = RunArguments { jobs: Some(9), ..RunArguments::default() };
         let settings = RunSettings::new(flags, file).expect("settings");
         assert_eq!((settings.jobs, settings.poll_interval), (Some(9), Some(Duration::from_millis(500))));
         assert_eq!((settings.max_pool_size, settings.no_recovery), (10, true));
-        assert_eq!(settings.tasks, Named::Usual("tasks".into()));
+        assert_eq!(settings.tasks, PathSetting::Default("tasks".into()));
     }
 
     #[test]
-    fn a_wrong_file_is_told_with_its_line_and_without_what_is_in_it() {
+    fn config_errors_have_a_line_number_and_no_secrets() {
         for (text, message) in [
             ("jobs = 4\njbos = 5", "line 2: unknown field `jbos`, expected one of `connection`"),
-            ("jobs = \"four\"", "line 1: jobs is string \"four\", expected a whole number of at least 0"),
+            ("jobs = \"four\"", "line 1: jobs is string \"four\", expected a whole number (0 or more)"),
             ("watch = 1", "line 1: watch is integer 1, expected true or false"),
-            ("schema = 1", "line 1: schema is integer 1, expected a text in quotes"),
-            ("\njobs = -1", "line 2: jobs is integer -1, expected a whole number of at least 0"),
+            ("schema = 1", "line 1: schema is integer 1, expected a quoted string"),
+            ("\njobs = -1", "line 2: jobs is integer -1, expected a whole number (0 or more)"),
             ("\n\nconnection = postgres://u:secret@host/db", "line 3: "),
         ] {
-            let error = ConfigFile::parse(text).expect_err("a wrong file");
+            let error = ConfigFile::parse(text).expect_err("an invalid file");
             assert!(error.starts_with(message), "{error}");
             assert!(!error.contains("secret"), "{error}");
         }

@@ -1,15 +1,15 @@
-//! The signals that tell the program to end. They are listened to from the first moment on: as process 1 of a container
-//! it would not hear of them otherwise.
+//! The signals that stop the program: SIGINT, SIGTERM and SIGHUP. Every command listens for them from its start,
+//! because process 1 of a container gets no default handlers. `run` decides what they mean to a worker.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Kept from one to the next, so that none is missed in between.
+/// Listeners that live until the program exits, so that no signal is missed.
 pub(crate) struct Signals([(Signal, u8, &'static str); 3]);
 
 impl Signals {
     pub(crate) fn listen() -> Result<Signals, Failure> {
-        let listen = |kind: SignalKind| signal(kind).map_err(|error| format!("could not listen to signals: {error}"));
+        let listen = |kind: SignalKind| signal(kind).map_err(|error| format!("could not listen for signals: {error}"));
         Ok(Signals([
             (listen(SignalKind::interrupt())?, 2, "SIGINT"),
             (listen(SignalKind::terminate())?, 15, "SIGTERM"),
@@ -17,7 +17,7 @@ impl Signals {
         ]))
     }
 
-    /// The number and the name of the next one.
+    /// Waits for the next signal, and returns its number and name.
     pub(crate) async fn next(&mut self) -> (u8, &'static str) {
         let [interrupt, terminate, hang_up] = &mut self.0;
         tokio::select! {
@@ -27,13 +27,13 @@ impl Signals {
         }
     }
 
-    /// What this comes to, unless a signal comes first: then the program ends, with nothing half done.
-    pub(crate) async fn unless_told<T>(
+    /// Runs the future to its end, or drops it and fails when a signal arrives.
+    pub(crate) async fn unless_signalled<T>(
         &mut self,
-        doing: impl Future<Output = Result<T, Failure>>,
+        work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         tokio::select! {
-            done = doing => done,
+            result = work => result,
             (number, _) = self.next() => Err(Failure::Signal(number)),
         }
     }

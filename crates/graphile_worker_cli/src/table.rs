@@ -1,44 +1,49 @@
-//! What people are shown: tables that are never wider than the terminal, colours only where they are seen, times as people
-//! say them. Text from the database is shown without what would steer a terminal.
+//! Tables, durations and times for people: never wider than the terminal, with colours only on a terminal, and without
+//! control characters from the database.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use comfy_table::{Cell as Shown, CellAlignment, Color, ContentArrangement, Row, Table as Drawn, presets};
 use std::io::IsTerminal;
 
-/// A column that has to be left out of a narrow terminal, or wrapped, is given this much room before.
-const LEAST_WIDTH: usize = 10;
+/// A column gets at least this many characters (or its content's width, if that is less) before optional ones are
+/// dropped.
+const MIN_WIDTH: usize = 10;
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: u16 = 2;
 
-/// Where it is shown.
+/// The screen that a table is drawn for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Screen {
-    /// How many characters fit into a line; no limit where nobody looks.
+    /// Characters per line; `None` if the output is not a terminal.
     pub(crate) width: Option<usize>,
     pub(crate) colours: bool,
 }
 
 impl Screen {
-    /// Standard output: as wide as `COLUMNS` says, or the terminal. Colours on a terminal, unless `NO_COLOR` is set.
+    /// Standard output. The width is `COLUMNS`, or the terminal's. A terminal gets colours unless `NO_COLOR` is set.
     pub(crate) fn of_stdout() -> Screen {
         let is_terminal = std::io::stdout().is_terminal();
-        let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|width| *width > 0);
-        let seen = || terminal_size().map(|(width, _)| width);
+        let configured =
+            std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|width| *width > 0);
+        let detected = || terminal_size().map(|(width, _)| width);
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|no| !no.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Screen { width: said.or_else(|| is_terminal.then(seen).flatten()), colours: is_terminal && !no_colour }
+        Screen {
+            width: configured.or_else(|| is_terminal.then(detected).flatten()),
+            colours: is_terminal && !no_colour,
+        }
     }
 }
 
-/// Width and height of the terminal that standard output is. Not `crossterm::terminal::size`, which asks the controlling
-/// terminal: that may be another one. A terminal that does not know its size says 0.
+/// Width and height of the terminal on standard output. `crossterm::terminal::size` would ask the controlling terminal,
+/// which may be another one. A terminal that does not know its size reports 0.
 pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
 }
 
-/// How something looks.
+/// The colour of a cell, by its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
@@ -48,7 +53,7 @@ pub(crate) enum Tone {
     Faint,
 }
 
-/// What stands in a row, under a column.
+/// One cell of a table.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     text: String,
@@ -57,10 +62,10 @@ pub(crate) struct Cell {
 
 impl Cell {
     pub(crate) fn toned(text: impl Into<String>, tone: Tone) -> Cell {
-        Cell { text: harmless(&text.into()), tone }
+        Cell { text: sanitize(&text.into()), tone }
     }
 
-    /// A number, faint where it is nothing.
+    /// A number; 0 is faint.
     pub(crate) fn count(number: i64, tone: Tone) -> Cell {
         Cell::toned(number.to_string(), if number == 0 { Tone::Faint } else { tone })
     }
@@ -72,28 +77,28 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A column: what stands above it, and whether it may be left out.
+/// A column of a table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Column {
     title: &'static str,
     is_number: bool,
-    may_be_left_out: bool,
+    is_optional: bool,
 }
 
 /// A column of text.
 pub(crate) const fn text(title: &'static str) -> Column {
-    Column { title, is_number: false, may_be_left_out: false }
+    Column { title, is_number: false, is_optional: false }
 }
 
-/// A column of numbers, which stand at the right.
+/// A column of numbers, aligned to the right.
 pub(crate) const fn number(title: &'static str) -> Column {
-    Column { title, is_number: true, may_be_left_out: false }
+    Column { title, is_number: true, is_optional: false }
 }
 
 impl Column {
-    /// Left out where there is no room for it.
+    /// Omits the column if the screen is too narrow.
     pub(crate) const fn optional(self) -> Column {
-        Column { may_be_left_out: true, ..self }
+        Column { is_optional: true, ..self }
     }
 }
 
@@ -102,22 +107,22 @@ pub(crate) struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
     has_titles: bool,
-    most_lines: Option<usize>,
+    max_lines: Option<usize>,
 }
 
 impl Table {
     pub(crate) fn new(columns: &[Column]) -> Table {
-        Table { columns: columns.to_vec(), rows: Vec::new(), has_titles: true, most_lines: None }
+        Table { columns: columns.to_vec(), rows: Vec::new(), has_titles: true, max_lines: None }
     }
 
-    /// What something is, and the thing, line by line.
+    /// A table of names and values, without titles.
     pub(crate) fn of_pairs() -> Table {
         Table { has_titles: false, ..Table::new(&[text(""), text("")]) }
     }
 
-    /// No row is higher than so many lines; what does not fit is cut off.
-    pub(crate) fn most_lines(mut self, lines: usize) -> Table {
-        self.most_lines = Some(lines);
+    /// Cuts off every row after this many lines.
+    pub(crate) fn max_lines(mut self, lines: usize) -> Table {
+        self.max_lines = Some(lines);
         self
     }
 
@@ -129,7 +134,7 @@ impl Table {
         self.row([Cell::toned(name, Tone::Faint), value.into()]);
     }
 
-    /// The lines, none of them wider than the screen; those columns are left out that it has no room for.
+    /// Draws the table, no wider than the screen. Optional columns that do not fit are omitted, and named at the end.
     pub(crate) fn show(&self, screen: Screen) -> String {
         let columns = self.columns_for(screen.width);
         let mut drawn = Drawn::new();
@@ -153,7 +158,7 @@ impl Table {
         for cells in &self.rows {
             let shown = columns.iter().map(|&at| painted(&cells[at].text, cells[at].tone, screen));
             let mut row = Row::from(shown.collect::<Vec<_>>());
-            if let Some(lines) = self.most_lines {
+            if let Some(lines) = self.max_lines {
                 row.max_height(lines);
             }
             drawn.add_row(row);
@@ -168,32 +173,32 @@ impl Table {
         }
         let lines: Vec<String> = drawn.lines().map(|line| line.trim_end().to_owned()).collect();
         let mut shown = lines.join("\n") + "\n";
-        let left_out = self.left_out(&columns);
-        if !left_out.is_empty() {
-            shown.push_str(&wrapped(&format!("… no room for: {}", left_out.join(", ")), screen.width));
+        let omitted = self.omitted(&columns);
+        if !omitted.is_empty() {
+            shown.push_str(&wrapped(&format!("… columns omitted: {}", omitted.join(", ")), screen.width));
             shown.push('\n');
         }
         shown
     }
 
-    /// The titles of columns that are not among these although there is something in them.
-    fn left_out(&self, shown: &[usize]) -> Vec<&'static str> {
-        let says_something = |at: &usize| self.rows.iter().any(|row| !["", "0"].contains(&row[*at].text.as_str()));
-        let left_out = (0..self.columns.len()).filter(|at| !shown.contains(at)).filter(says_something);
-        left_out.map(|at| self.columns[at].title).collect()
+    /// The titles of the columns that are not shown, except those that are empty or 0 in every row.
+    fn omitted(&self, shown: &[usize]) -> Vec<&'static str> {
+        let has_content = |at: &usize| self.rows.iter().any(|row| !["", "0"].contains(&row[*at].text.as_str()));
+        let omitted = (0..self.columns.len()).filter(|at| !shown.contains(at)).filter(has_content);
+        omitted.map(|at| self.columns[at].title).collect()
     }
 
-    /// The columns that there is room for, by their positions.
+    /// The positions of the columns that fit.
     fn columns_for(&self, width: Option<usize>) -> Vec<usize> {
         let mut columns: Vec<usize> = (0..self.columns.len()).collect();
         let Some(width) = width else { return columns };
         let needs = |at: usize| {
             let title = self.columns[at].title.chars().count();
             let widest = self.rows.iter().flat_map(|row| row[at].text.lines()).map(|line| line.chars().count()).max();
-            title.max(widest.unwrap_or(0)).min(LEAST_WIDTH.max(title))
+            title.max(widest.unwrap_or(0)).min(MIN_WIDTH.max(title))
         };
         while columns.iter().map(|&at| needs(at) + usize::from(GAP)).sum::<usize>() > width + usize::from(GAP) {
-            let Some(position) = columns.iter().rposition(|&at| self.columns[at].may_be_left_out) else { break };
+            let Some(position) = columns.iter().rposition(|&at| self.columns[at].is_optional) else { break };
             columns.remove(position);
         }
         columns
@@ -214,12 +219,12 @@ fn painted(text: &str, tone: Tone, screen: Screen) -> Shown {
     }
 }
 
-/// Without characters that steer a terminal; lines stay lines.
-pub(crate) fn harmless(text: &str) -> String {
+/// Replaces control characters, except line breaks, with spaces.
+pub(crate) fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
 
-/// In lines that are no longer than the screen is wide, as far as words are not.
+/// Wraps the text at spaces. A word that is longer than the line stays whole.
 pub(crate) fn wrapped(text: &str, width: Option<usize>) -> String {
     let Some(width) = width else { return text.to_owned() };
     let mut lines = vec![String::new()];
@@ -237,20 +242,20 @@ pub(crate) fn wrapped(text: &str, width: Option<usize>) -> String {
     lines.join("\n")
 }
 
-/// The first so many characters of a text, in one line.
-pub(crate) fn in_short(text: &str, most: usize) -> String {
-    cut(&harmless(text).split_whitespace().collect::<Vec<_>>().join(" "), most)
+/// Puts the text on one line and cuts it after `max` characters.
+pub(crate) fn truncate_to_line(text: &str, max: usize) -> String {
+    cut(&sanitize(text).split_whitespace().collect::<Vec<_>>().join(" "), max)
 }
 
-/// The first so many characters of a line.
-pub(crate) fn cut(line: &str, most: usize) -> String {
-    if line.chars().count() <= most {
+/// Cuts the line after `max` characters.
+pub(crate) fn cut(line: &str, max: usize) -> String {
+    if line.chars().count() <= max {
         return line.to_owned();
     }
-    line.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+    line.chars().take(max.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A length of time, by its two largest units, as the library writes it in its explanations.
+/// Formats a duration with its two largest units, as the library does in its explanations.
 pub(crate) fn length(seconds: f64) -> String {
     let whole = seconds.abs().round().min(1e11) as u64;
     let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
@@ -262,8 +267,8 @@ pub(crate) fn length(seconds: f64) -> String {
     }
 }
 
-/// How far away a time is.
-pub(crate) fn away(time: DateTime<Utc>, now: DateTime<Utc>) -> String {
+/// Formats a time relative to now: `in 5m`, `2h ago`.
+pub(crate) fn relative_time(time: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (time - now).as_seconds_f64();
     if seconds.abs() < 0.5 {
         "now".to_owned()
@@ -274,9 +279,9 @@ pub(crate) fn away(time: DateTime<Utc>, now: DateTime<Utc>) -> String {
     }
 }
 
-/// A time, with how far away it is.
-pub(crate) fn instant(time: DateTime<Utc>, now: DateTime<Utc>) -> String {
-    format!("{} ({})", time.to_rfc3339_opts(SecondsFormat::Secs, true), away(time, now))
+/// Formats a time in UTC, followed by how far away it is.
+pub(crate) fn timestamp(time: DateTime<Utc>, now: DateTime<Utc>) -> String {
+    format!("{} ({})", time.to_rfc3339_opts(SecondsFormat::Secs, true), relative_time(time, now))
 }
 
 #[cfg(test)]
@@ -316,19 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_optional_goes_first() {
+    fn optional_columns_are_omitted_first() {
         assert!(shown(Some(60))[0].ends_with("key"));
         let narrow = shown(Some(28));
         assert!(!narrow[0].contains("key"));
-        assert_eq!(narrow.last().map(String::as_str), Some("… no room for: key"));
+        assert_eq!(narrow.last().map(String::as_str), Some("… columns omitted: key"));
     }
 
     #[test]
-    fn a_column_that_says_nothing_is_left_out_without_a_word() {
+    fn omitted_columns_without_content_are_not_named() {
         let mut table = Table::new(&[text("task"), number("retrying").optional(), number("failed").optional()]);
         table.row(["send_email".into(), Cell::count(0, Tone::Plain), Cell::count(3, Tone::Bad)]);
         let shown = table.show(Screen { width: Some(15), colours: false });
-        assert_eq!(shown, "task\nsend_email\n… no room for:\nfailed\n");
+        assert_eq!(shown, "task\nsend_email\n… columns\nomitted: failed\n");
     }
 
     #[test]
@@ -339,19 +344,19 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_only_where_they_are_wanted() {
+    fn colours_appear_only_on_a_screen_with_colours() {
         let escape = |colours| example().show(Screen { width: None, colours }).contains('\u{1b}');
         assert!(escape(true) && !escape(false));
     }
 
     #[test]
-    fn a_length_of_time_is_short() {
+    fn durations_have_at_most_two_units() {
         assert_eq!((length(0.2), length(61.0), length(90_061.0)), ("0s".into(), "1m 1s".into(), "1d 1h".into()));
     }
 
     #[test]
-    fn a_long_text_is_cut_and_put_in_one_line() {
-        assert_eq!(in_short("one\n  two", 20), "one two");
-        assert_eq!(in_short("abcdef", 4), "abc…");
+    fn long_text_is_put_on_one_line_and_cut() {
+        assert_eq!(truncate_to_line("one\n  two", 20), "one two");
+        assert_eq!(truncate_to_line("abcdef", 4), "abc…");
     }
 }

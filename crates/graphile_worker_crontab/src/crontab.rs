@@ -1,4 +1,5 @@
-//! An item of a crontab: what it is, when it fires, and whether the text form can say it.
+//! A crontab item: its data, its fire times, and whether it can be written as a crontab line. `firing`
+//! computes fire times; `parse` and `print` convert items from and to text.
 
 use crate::error::{CrontabItemError, shown};
 use crate::firing;
@@ -9,10 +10,10 @@ use chrono::{DateTime, Utc};
 use serde_json::{Map, Value};
 use std::iter;
 
-/// An item of a crontab: when it fires, a job of its task is added.
+/// A crontab item: adds a job of its task when it fires.
 ///
-/// Its text is the line that [`parse_crontab`](crate::parse_crontab) reads as the same item, if [`check`](Self::check)
-/// finds nothing wrong with it.
+/// It displays as a crontab line. If [`check`](Self::check) succeeds, [`parse_crontab`](crate::parse_crontab)
+/// parses that line into the same item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Crontab {
     /// When it fires.
@@ -21,41 +22,41 @@ pub struct Crontab {
     pub task_identifier: String,
     /// How its jobs are added.
     pub options: CrontabOptions,
-    /// What its jobs are told, beside when they were due.
+    /// The payload of its jobs, besides `_cron`.
     pub payload: Option<Map<String, Value>>,
 }
 
 impl Crontab {
-    /// An item with no options and no payload.
+    /// Creates an item without options and payload.
     pub fn new(schedule: Schedule, task_identifier: impl Into<String>) -> Crontab {
         Crontab { schedule, task_identifier: task_identifier.into(), options: CrontabOptions::default(), payload: None }
     }
 
-    /// What tells it from the other items: the option `id`, or else its task.
+    /// Its identifier: the option `id`, or else the task.
     pub fn identifier(&self) -> &str {
         self.options.id.as_deref().unwrap_or(&self.task_identifier)
     }
 
-    /// Whether it fires in the minute (with a seconds field: the second) of an instant.
+    /// Whether it fires in the minute (with a seconds field: in the second) of the given time.
     pub fn matches(&self, at: DateTime<Utc>) -> bool {
         let unit = if self.schedule.has_seconds() { 1 } else { 60 };
         let start = at.timestamp().div_euclid(unit) * unit;
         firing::first_after(&self.schedule, self.options.tz, start - 1).is_some_and(|fires| fires < start + unit)
     }
 
-    /// The first instant after the given one at which it fires; none if it never does (30 February).
+    /// The next fire time after the given time; `None` if it never fires (30 February).
     pub fn next_after(&self, after: DateTime<Utc>) -> Option<DateTime<Utc>> {
         DateTime::from_timestamp(firing::first_after(&self.schedule, self.options.tz, after.timestamp())?, 0)
     }
 
-    /// The last instant before the given one at which it fired.
+    /// The last fire time before the given time.
     pub fn previous_before(&self, before: DateTime<Utc>) -> Option<DateTime<Utc>> {
         // It fires at whole seconds.
         let until = if before.timestamp_subsec_nanos() > 0 { before.timestamp() } else { before.timestamp() - 1 };
         DateTime::from_timestamp(firing::last_until(&self.schedule, self.options.tz, until)?, 0)
     }
 
-    /// The instants after the given one at which it fires, for as long as there are any.
+    /// The fire times after the given time.
     ///
     /// ```
     /// # use graphile_worker_crontab::Crontab;
@@ -69,12 +70,12 @@ impl Crontab {
         iter::successors(self.next_after(after), |fired| self.next_after(*fired))
     }
 
-    /// The instants before the given one at which it fired, the newest first.
+    /// The fire times before the given time, newest first.
     ///
     /// ```
     /// # use chrono::{DateTime, Utc};
     /// # use graphile_worker_crontab::Crontab;
-    /// // The newest two of what a worker missed that was away from `from` until `to`.
+    /// // The newest two fire times that a worker missed while it was down from `from` until `to`.
     /// let item: Crontab = "0 */4 * * * rollup".parse()?;
     /// let (from, to): (DateTime<Utc>, DateTime<Utc>) = ("2026-01-01T00:00:00Z".parse()?, "2026-01-03T00:00:00Z".parse()?);
     /// let missed: Vec<String> =
@@ -86,17 +87,17 @@ impl Crontab {
         iter::successors(self.previous_before(before), |fired| self.previous_before(*fired))
     }
 
-    /// Refuses an item that was made by code if a line of a crontab could not say it.
+    /// Checks that an item built in code can be written as a crontab line.
     ///
-    /// What passes is printed as a line that is read as the same item; but a whole number that was made as `1.0` is
-    /// read as `1`.
+    /// A valid item displays as a line that parses into the same item, except that a whole number such as
+    /// `1.0` in the payload is parsed as `1`.
     ///
     /// ```
     /// # use graphile_worker_crontab::{Crontab, Schedule};
     /// let error = Crontab::new(Schedule::every_minute(), "send email").check().unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "the crontab item of the task `send email`: task is `send email`, expected a letter or `_`, then letters, \
+    ///     "crontab item of the task `send email`: task is `send email`, expected a letter or `_`, then letters, \
     ///      digits, `_`, `-`, `:` or `/`"
     /// );
     /// ```
@@ -111,7 +112,7 @@ impl Crontab {
     }
 }
 
-/// The longest task identifier and queue name that the database takes.
+/// The maximum length of task identifiers and queue names in the database.
 pub(crate) const LONGEST_NAME: usize = 128;
 
 pub(crate) fn is_task_identifier(text: &str) -> bool {

@@ -1,8 +1,8 @@
-//! What can be wrong with a crontab, in sentences that say where, what was found and what was expected.
+//! Errors of crontabs: where, what was found, and what was expected.
 
 use std::fmt;
 
-/// Everything that is wrong with a crontab, from the first line to the last; its text tells the first hundred.
+/// All errors of a crontab, in order. Displays the first 100.
 ///
 /// ```
 /// let error = graphile_worker_crontab::parse_crontab("61 4 * * 1 send_weekly_email").unwrap_err();
@@ -21,7 +21,7 @@ pub struct CrontabParseError {
     pub errors: Vec<CrontabError>,
 }
 
-/// One thing that is wrong with a crontab; its text shows the line and underlines the part.
+/// One error of a crontab. Displays the line and underlines the wrong part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CrontabError {
@@ -31,7 +31,7 @@ pub struct CrontabError {
     pub column: usize,
     /// What was found, and what was expected.
     pub message: String,
-    /// The line as it is shown, cut where it is long, and what is underlined in it.
+    /// The displayed part of the line, and its underline.
     excerpt: String,
     underline: String,
 }
@@ -45,7 +45,7 @@ impl fmt::Display for CrontabError {
 
 impl std::error::Error for CrontabError {}
 
-/// A schedule that cannot be: what was given, and what is allowed.
+/// An invalid schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 #[non_exhaustive]
@@ -54,14 +54,14 @@ pub struct ScheduleError {
     pub message: String,
 }
 
-/// Why an item that was made by code cannot be an item of a crontab.
+/// Why an item built in code is not a valid crontab item.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the crontab item of the task {}: {}", shown(task_identifier), joined(problems, "; "))]
+#[error("crontab item of the task {}: {}", shown(task_identifier), joined(problems, "; "))]
 #[non_exhaustive]
 pub struct CrontabItemError {
     /// Its task.
     pub task_identifier: String,
-    /// What was found and what was expected, for each thing that is wrong.
+    /// The problems: what was found, and what was expected.
     pub problems: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl Problem {
         Problem { start, end, message: message.into() }
     }
 
-    /// With the line around it, whose number is given from 1.
+    /// Adds the line, whose number starts at 1.
     pub(crate) fn in_line(self, line: &str, number: usize) -> CrontabError {
         let start = line.floor_char_boundary(self.start);
         let end = line.floor_char_boundary(self.end).max(start);
@@ -89,10 +89,10 @@ impl Problem {
     }
 }
 
-/// So many characters of a line are shown around what is wrong in it.
+/// How many characters of a long line are displayed around the error.
 const SHOWN: usize = 100;
 
-/// The line, or what is around the part that begins at `column` where it is long; and the underline of that part.
+/// The line, or the part around `column` if it is long, and the underline.
 fn excerpt(line: &str, column: usize, width: usize) -> (String, String) {
     let indent = line.chars().take(column).take_while(|c| is_space(*c)).count();
     let from = if column - indent < SHOWN { indent } else { column - SHOWN / 2 };
@@ -111,7 +111,7 @@ fn excerpt(line: &str, column: usize, width: usize) -> (String, String) {
     (text, " ".repeat(before) + &"^".repeat(width))
 }
 
-/// What takes one column of a terminal.
+/// A replacement that takes one column in a terminal.
 fn plain(c: char) -> char {
     match c {
         _ if is_space(c) => ' ',
@@ -120,12 +120,12 @@ fn plain(c: char) -> char {
     }
 }
 
-/// White space as JavaScript's `trim` and `\s` see it.
+/// White space as in JavaScript's `trim` and `\s`.
 pub(crate) fn is_space(c: char) -> bool {
     c == '\u{feff}' || (c.is_whitespace() && c != '\u{85}')
 }
 
-/// A text in back quotes, cut where it is long.
+/// A text in backquotes, shortened if it is long.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 60;
     match text.char_indices().nth(LONGEST) {
@@ -134,12 +134,12 @@ pub(crate) fn shown(text: &str) -> String {
     }
 }
 
-/// So many errors are told before it is said how many more there are.
-const TOLD: usize = 100;
+/// How many errors are displayed before the rest is counted.
+const MAX_SHOWN_ERRORS: usize = 100;
 
 fn beginning(errors: &[CrontabError]) -> String {
-    match errors.split_at_checked(TOLD) {
-        Some((told, rest)) if !rest.is_empty() => format!("{}\nand {} more", joined(told, "\n"), rest.len()),
+    match errors.split_at_checked(MAX_SHOWN_ERRORS) {
+        Some((first, rest)) if !rest.is_empty() => format!("{}\nand {} more", joined(first, "\n"), rest.len()),
         _ => joined(errors, "\n"),
     }
 }
@@ -148,7 +148,7 @@ fn joined<T: ToString>(parts: &[T], separator: &str) -> String {
     parts.iter().map(T::to_string).collect::<Vec<_>>().join(separator)
 }
 
-/// How many characters must be added, removed or changed to make one text of the other, whatever their case.
+/// The edit distance of two texts, ignoring case.
 pub(crate) fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.to_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

@@ -1,16 +1,16 @@
-//! The fields of a schedule: text to a bit mask, and back. Bit `n` stands for the value `n`.
+//! The fields of a schedule: parses text into a bit mask, and prints it. Bit `n` stands for the value `n`.
 
 use crate::error::{Problem, shown};
 use std::fmt;
 
-/// What one of the fields can say.
+/// The definition of a field.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) min: u32,
     pub(crate) max: u32,
-    /// The names of its values, from `min` on.
+    /// The names of its values, starting with `min`.
     names: &'static [&'static str],
-    /// Another number for the first value: 7 is Sunday, too.
+    /// Another number for the first value: 7 is also Sunday.
     also_first: Option<u32>,
     expected: &'static str,
 }
@@ -26,7 +26,7 @@ pub(crate) const MONTH: Field = Field { names: &MONTHS, ..Field::numbers("month"
 pub(crate) const WEEKDAY: Field =
     Field { names: &WEEKDAYS, also_first: Some(7), ..Field::numbers("day of the week", 0, 6, "0–7 or sun–sat") };
 
-/// In the order of a line.
+/// In the order of a crontab line.
 pub(crate) const FIELDS: [&Field; 6] = [&SECOND, &MINUTE, &HOUR, &DAY, &MONTH, &WEEKDAY];
 
 impl Field {
@@ -39,7 +39,7 @@ impl Field {
         (1 << (self.max + 1)) - (1 << self.min)
     }
 
-    /// Reads the field, which begins at a byte of its line.
+    /// Parses the field, which starts at byte `at` of its line.
     pub(crate) fn read(&self, text: &str, at: usize) -> Result<u64, Problem> {
         let mut values = 0;
         let mut start = at;
@@ -61,7 +61,7 @@ impl Field {
             Some((first, last)) => self.read_range(part, first, last)?,
             None if step.is_some() => {
                 return Err(format!(
-                    "{} is {}, expected a step to follow `*` or a range, as in `*/5` or `10-30/5`",
+                    "{} is {}, expected `*` or a range before the step, as in `*/5` or `10-30/5`",
                     self.name,
                     shown(part)
                 ));
@@ -75,23 +75,39 @@ impl Field {
         Ok(values.fold(0, |mask, value| mask | 1 << if self.also_first == Some(value) { self.min } else { value }))
     }
 
+    /// A warning about a step that exceeds its range, as in `*/90`: only the first value remains.
+    pub(crate) fn useless_step(&self, part: &str) -> Option<String> {
+        let (range, step) = part.split_once('/')?;
+        let step = self.read_step(step).ok()?;
+        let (first, last) = match range.split_once('-') {
+            Some((first, last)) => self.read_range(part, first, last).ok()?,
+            None => (self.min, self.max),
+        };
+        (step > last - first).then(|| {
+            format!(
+                "step {step} exceeds the range {first}–{last} of the {}: it only fires at {first}, not every {step}",
+                self.name
+            )
+        })
+    }
+
     fn read_step(&self, step: &str) -> Result<u32, String> {
         number(step)
             .filter(|step| *step > 0)
-            .ok_or_else(|| format!("step of the {} is {}, expected a number from 1 on", self.name, shown(step)))
+            .ok_or_else(|| format!("step of the {} is {}, expected at least 1", self.name, shown(step)))
     }
 
     fn read_range(&self, part: &str, first: &str, last: &str) -> Result<(u32, u32), String> {
         let start = self.read_value(first, part)?;
         let mut end = self.read_value(last, part)?;
-        // `fri-sun` ends a week that began on Monday.
+        // `fri-sun` ends a week that starts on Monday.
         if self.also_first.is_some() && end == self.min && start != self.min && number(last).is_none() {
             end = self.max + 1;
         }
         if start < end {
             return Ok((start, end));
         }
-        Err(format!("{} range is {}, expected its end to be above its start", self.name, shown(part)))
+        Err(format!("{} range is {}: its end must be greater than its start", self.name, shown(part)))
     }
 
     fn read_value(&self, text: &str, part: &str) -> Result<u32, String> {
@@ -104,15 +120,15 @@ impl Field {
             Some(value) if value >= self.min && value <= self.also_first.unwrap_or(self.max) => Ok(value),
             Some(_) if text == part => Err(format!("{name} is {}, expected {expected}", shown(part))),
             Some(_) => Err(format!("{name} is {} in {}, expected {expected}", shown(text), shown(part))),
-            None if part.is_empty() => Err(format!("{name} has nothing beside a comma, expected {expected}")),
+            None if part.is_empty() => Err(format!("{name} has an empty list element, expected {expected}")),
             None => Err(format!(
-                "{name} is {}, expected {expected}, `*`, `*/n`, a range `a-b` or several of these with commas between",
+                "{name} is {}, expected {expected}, `*`, `*/n`, a range `a-b`, or a comma-separated list of these",
                 shown(part)
             )),
         }
     }
 
-    /// The shortest of the usual ways to say these values.
+    /// Prints the values in the shortest of the usual ways.
     pub(crate) fn print(&self, values: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if values == self.all() {
             return f.write_str("*");
@@ -141,13 +157,13 @@ impl Field {
     }
 }
 
-/// Digits as a number; one that is too large for any field stays too large.
+/// Parses digits. A number that is too large for a `u32` stays too large for any field.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u32::MAX))
 }
 
-/// Whether a word could be meant as a field: digits, `*`, names, and what stands between them.
+/// Whether a word may be a field: digits, `*`, names, and separators.
 pub(crate) fn looks_like_field(word: &str) -> bool {
     word.split([',', '-', '/']).all(|piece| {
         piece.bytes().all(|byte| byte.is_ascii_digit() || byte == b'*')

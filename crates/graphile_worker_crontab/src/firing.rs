@@ -1,26 +1,26 @@
-//! The instants at which an item fires: its local times, put on the line of time by its zone.
+//! Fire times: converts the local times of a schedule to UTC. `schedule` finds the local times.
 //!
-//! A local time that the zone skips fires at the first instant after the gap, one that the zone repeats fires the first
-//! time only; but where the hour is left open, both times, so that an hourly item never pauses.
+//! A local time that the time zone skips fires right after the gap. One that it repeats fires the first time
+//! only; if the hour is `*`, it fires both times, so that an hourly item never pauses.
 //!
-//! Whether there is a change of the clock near a time is found by asking for the offset at two ends, and the change by
-//! halving what is between them: no table of changes is needed, and days without one cost a few lookups.
+//! To find a DST change near a time, we compare the offsets at two ends and bisect between them: no table of
+//! changes is needed, and days without one cost a few lookups.
 
 use crate::schedule::Schedule;
 use chrono::{DateTime, Offset, TimeZone, Utc};
 use chrono_tz::Tz;
 
-/// No clock is further from UTC: 15 hours and 13 minutes, in Alaska until 1867.
+/// The largest offset from UTC is 15 hours and 13 minutes, in Alaska until 1867.
 const FURTHEST: i64 = 16 * 60 * 60;
-/// Nor has one been put back by more: a day, where the date line was moved.
+/// The longest repetition is a day, when the date line was moved.
 const LONGEST_REPEAT: i64 = 24 * 60 * 60;
 
-/// The first firing after a second.
+/// The first fire time after the given second.
 pub(crate) fn first_after(schedule: &Schedule, zone: Option<Tz>, after: i64) -> Option<i64> {
     let clock = Clock(zone.filter(|zone| *zone != Tz::UTC));
     let local = after + clock.offset(after);
     let repeat = clock.repeat_at(after);
-    // In a repeat, the times up to its end have fired the first time.
+    // During a repetition, the times up to its end have already fired once.
     let mut time = schedule.first_from(repeat.map_or(local + 1, |repeat| repeat.end()))?;
     let mut fires = clock.first_instant(time);
     while fires <= after {
@@ -39,7 +39,7 @@ pub(crate) fn first_after(schedule: &Schedule, zone: Option<Tz>, after: i64) -> 
     Some(again.map_or(fires, |again| again.min(fires)))
 }
 
-/// The last firing up to a second.
+/// The last fire time up to the given second.
 pub(crate) fn last_until(schedule: &Schedule, zone: Option<Tz>, until: i64) -> Option<i64> {
     let clock = Clock(zone.filter(|zone| *zone != Tz::UTC));
     let local = until + clock.offset(until);
@@ -60,10 +60,10 @@ pub(crate) fn last_until(schedule: &Schedule, zone: Option<Tz>, until: i64) -> O
     Some(again.filter(|again| *again <= until).map_or(fires, |again| again.max(fires)))
 }
 
-/// The clock of a zone; all times are in seconds since 1970-01-01, of UTC or of that clock.
+/// The clock of a time zone. All times are in seconds since 1970-01-01, in UTC or local time.
 struct Clock(Option<Tz>);
 
-/// A change of the clock.
+/// A change of the offset, such as DST.
 #[derive(Clone, Copy)]
 struct Change {
     at: i64,
@@ -72,24 +72,24 @@ struct Change {
 }
 
 impl Change {
-    /// The local time at which the change comes.
+    /// The local time right before the change.
     fn end(&self) -> i64 {
         self.at + self.offset_before
     }
 
-    /// The local time that it makes of it.
+    /// The local time right after the change.
     fn start(&self) -> i64 {
         self.at + self.offset_after
     }
 
-    /// When a local time comes again, if it does.
+    /// When a local time occurs the second time, if it does.
     fn second_instant(&self, local: i64) -> Option<i64> {
         (self.start()..self.end()).contains(&local).then(|| local - self.offset_after)
     }
 }
 
 impl Clock {
-    /// How far the local clock is ahead of UTC.
+    /// How far the local time is ahead of UTC, in seconds.
     fn offset(&self, instant: i64) -> i64 {
         let Some(zone) = self.0 else { return 0 };
         let instant = instant.clamp(DateTime::<Utc>::MIN_UTC.timestamp(), DateTime::<Utc>::MAX_UTC.timestamp());
@@ -97,8 +97,8 @@ impl Clock {
         zone.offset_from_utc_datetime(&instant.naive_utc()).fix().local_minus_utc().into()
     }
 
-    /// The first change after one instant, up to another. In no zone have there been two within 40 hours, and none is
-    /// searched for in more.
+    /// The first change between two instants. The interval is at most 40 hours, and no time zone has had two
+    /// changes in that time.
     fn change_between(&self, mut before: i64, mut after: i64) -> Option<Change> {
         let offset_before = self.offset(before);
         if self.0.is_none() || self.offset(after) == offset_before {
@@ -116,13 +116,13 @@ impl Clock {
         self.change_between(local - FURTHEST, local + FURTHEST)
     }
 
-    /// The change that has put the clock back so far that at this instant it shows times it has shown before.
+    /// The change because of which the clock shows, at this instant, a time that it has shown before.
     fn repeat_at(&self, instant: i64) -> Option<Change> {
         let change = self.change_between(instant - LONGEST_REPEAT, instant)?;
         (instant + change.offset_after < change.end()).then_some(change)
     }
 
-    /// The first instant at which the clock shows a local time or has gone beyond it.
+    /// The first instant at which the clock shows a local time, or has passed it.
     fn first_instant(&self, local: i64) -> i64 {
         match self.change_near(local) {
             None => local - self.offset(local - FURTHEST),

@@ -1,5 +1,5 @@
-//! Crontabs in the language of Node's `graphile-worker`: reads and prints them, and says when an item fires.
-//! It touches no database and no clock, and can be used alone.
+//! Crontabs in the syntax of Node's `graphile-worker`: parses and prints them, and computes fire times. Uses
+//! neither a database nor a clock, and can be used alone.
 //!
 //! ```
 //! use chrono::{DateTime, Utc};
@@ -19,8 +19,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`parse_crontab`] reads a file, [`Crontab`] is one item of it, [`Schedule`] says when and [`CrontabOptions`] how.
-//! Items can be made by code, too:
+//! [`parse_crontab`] parses a file into [`Crontab`] items; [`Schedule`] says when an item fires,
+//! [`CrontabOptions`] how its jobs are added. Items can also be built in code:
 //!
 //! ```
 //! use chrono::Weekday;
@@ -33,29 +33,30 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The language
+//! # Syntax
 //!
-//! What Node's worker accepts means the same here. To that we add, in places where Node's worker refuses the line:
+//! Everything that Node's worker accepts means the same here. These extensions are errors in Node's worker:
 //!
-//! - `?tz=Europe/Paris`: the fields are read in that zone, see [`CrontabOptions::tz`];
-//! - a seconds field before the five others. Where a line can be read as five fields and a task, it is:
-//!   `* * * * * mon` runs the task `mon` every minute;
+//! - `?tz=Europe/Paris`: the fields are in this time zone, see [`CrontabOptions::tz`];
+//! - a seconds field before the other five. A line that can be read as five fields and a task is read so: `*
+//!   * * * * mon` runs the task `mon` every minute;
 //! - names of months and weekdays in any case (`jan`, `mon-fri`), steps of ranges (`8-18/2`), and `@hourly`, `@daily`,
 //!   `@midnight`, `@weekly`, `@monthly`, `@yearly` and `@annually`;
-//! - `?fillLimit=n`: of what is to be backfilled, only the newest `n`.
+//! - `?fillLimit=n`: backfills only the newest `n` missed jobs.
 //!
-//! And we refuse some of what Node's parser lets through. First, what the database refuses each time such a job is due:
+//! Some lines that Node's parser accepts are errors here. First, jobs that the database would reject each
+//! time:
 //!
 //! - `max` outside 1–32767 and `priority` outside −32768–32767;
 //! - a task identifier or `queue` of more than 128 characters, a `jobKey` that is empty or has more than 512;
 //! - NUL in a `jobKey` or in a payload.
 //!
-//! Then, what has no place in a value of Rust: a quantity of `fill` above 4294967295, half of a surrogate pair in a
-//! payload, and a payload that is nested more than 100 levels deep.
+//! Second, values that Rust cannot represent: a `fill` quantity above 4294967295, half of a surrogate pair in
+//! a payload, and a payload that is nested more than 100 levels deep.
 //!
-//! The payload is read by the crate `json5`, which differs from JavaScript's package in three corners: an integer
-//! between 2⁵³ and 2⁶⁴ keeps all its digits, a hexadecimal number of more than 32 digits is refused, and a few letters
-//! can or cannot be in an unquoted key, because the two know different versions of Unicode.
+//! The crate `json5` parses payloads. It differs from JavaScript's package in three details: it keeps all
+//! digits of an integer between 2⁵³ and 2⁶⁴, it rejects hexadecimal numbers of more than 32 digits, and it
+//! allows slightly different letters in unquoted keys, because the two use different Unicode versions.
 
 mod crontab;
 mod error;
@@ -72,5 +73,5 @@ pub use chrono_tz::Tz;
 pub use crontab::Crontab;
 pub use error::{CrontabError, CrontabItemError, CrontabParseError, ScheduleError};
 pub use options::{CrontabFill, CrontabJobKeyMode, CrontabOptions};
-pub use parse::parse_crontab;
+pub use parse::{crontab_warnings, parse_crontab};
 pub use schedule::Schedule;

@@ -1,5 +1,5 @@
-//! The options of an item: each with its default and its check, which is the same for a line and for an item that was
-//! made by code.
+//! The options of an item, each with its default and its check. The checks are the same for crontab lines and
+//! for items built in code.
 
 use crate::crontab::LONGEST_NAME;
 use crate::error::{Problem, distance, shown};
@@ -8,30 +8,29 @@ use chrono::TimeDelta;
 use chrono_tz::{TZ_VARIANTS, Tz};
 use std::fmt;
 
-/// How the jobs of an item are added. What is not set is left to the defaults of the database.
+/// How to add the jobs of an item. The database chooses the default for every field that is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CrontabOptions {
-    /// `id`: what tells the item from others (default: its task).
+    /// `id`: identifier of the item (default: the task).
     pub id: Option<String>,
-    /// `fill`: how far back jobs are added that were missed while no worker ran (default: none are).
+    /// `fill`: how far back to add jobs that were missed while no worker ran (default: none).
     pub fill: Option<CrontabFill>,
-    /// `fillLimit`: how many of those, the newest, are added (default: all).
+    /// `fillLimit`: maximum number of backfilled jobs, newest first (default: all).
     pub fill_limit: Option<u32>,
-    /// `max`: how often a job is tried.
+    /// `max`: maximum number of attempts (default 25).
     pub max_attempts: Option<i16>,
-    /// `queue`: jobs of one queue run one after the other.
+    /// `queue`: named queue; its jobs run one at a time (default: none).
     pub queue: Option<String>,
-    /// `priority`: jobs with lower numbers run first.
+    /// `priority`: lower numbers run first (default 0).
     pub priority: Option<i16>,
-    /// `jobKey`: a job takes the place of the one with the same key that has not run yet.
+    /// `jobKey`: the new job replaces the waiting job with the same key (default: none).
     pub job_key: Option<String>,
-    /// `jobKeyMode`: what a job does to that one (default: [`Replace`](CrontabJobKeyMode::Replace)).
+    /// `jobKeyMode`: what to replace (default: [`Replace`](CrontabJobKeyMode::Replace)).
     pub job_key_mode: Option<CrontabJobKeyMode>,
-    /// `tz`: the zone whose clock the schedule is read by (default: UTC).
+    /// `tz`: time zone of the schedule (default: UTC).
     ///
-    /// A local time that the clock skips fires at the first instant after the gap, several of them once. One that the
-    /// clock shows twice fires the first time; but where the hour is left open (`*`), both times, so that an hourly
-    /// item does not pause when the clock is put back.
+    /// Times skipped by a DST change fire right after the gap, all of them together once. Times repeated by a
+    /// DST change fire once; if the hour is `*` they fire both times, so that an hourly item does not pause.
     ///
     /// ```
     /// # use graphile_worker_crontab::Crontab;
@@ -44,12 +43,12 @@ pub struct CrontabOptions {
     pub tz: Option<Tz>,
 }
 
-/// What a job does to the one with the same key that has not run yet.
+/// What to replace of the waiting job with the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CrontabJobKeyMode {
-    /// `replace`: all of it becomes the new job's.
+    /// `replace`: everything.
     Replace,
-    /// `preserve_run_at`: all but the time at which it is to run.
+    /// `preserve_run_at`: everything except `run_at`.
     PreserveRunAt,
 }
 
@@ -62,7 +61,7 @@ impl CrontabJobKeyMode {
     }
 }
 
-/// How far back missed jobs are added: so many weeks, days, hours, minutes and seconds.
+/// How far back missed jobs are added.
 ///
 /// ```
 /// use graphile_worker_crontab::CrontabFill;
@@ -86,40 +85,40 @@ pub struct CrontabFill {
 }
 
 impl CrontabFill {
-    /// Weeks, days, hours, minutes and seconds.
+    /// Creates a period of weeks, days, hours, minutes and seconds.
     pub const fn new(w: u32, d: u32, h: u32, m: u32, s: u32) -> CrontabFill {
         CrontabFill { w, d, h, m, s }
     }
 
-    /// So many seconds.
+    /// Creates a period of `s` seconds.
     pub const fn seconds(s: u32) -> CrontabFill {
         CrontabFill::new(0, 0, 0, 0, s)
     }
 
-    /// So many minutes.
+    /// Creates a period of `m` minutes.
     pub const fn minutes(m: u32) -> CrontabFill {
         CrontabFill::new(0, 0, 0, m, 0)
     }
 
-    /// So many hours.
+    /// Creates a period of `h` hours.
     pub const fn hours(h: u32) -> CrontabFill {
         CrontabFill::new(0, 0, h, 0, 0)
     }
 
-    /// So many days.
+    /// Creates a period of `d` days.
     pub const fn days(d: u32) -> CrontabFill {
         CrontabFill::new(0, d, 0, 0, 0)
     }
 
-    /// So many weeks.
+    /// Creates a period of `w` weeks.
     pub const fn weeks(w: u32) -> CrontabFill {
         CrontabFill::new(w, 0, 0, 0, 0)
     }
 
-    /// All of it together. It may be longer than time is: subtract it with care.
+    /// The total duration. It may exceed the range of dates: use checked subtraction.
     pub fn as_duration(&self) -> TimeDelta {
         let parts = [(self.w, 604_800), (self.d, 86_400), (self.h, 3_600), (self.m, 60), (self.s, 1)];
-        // At most 2.7 · 10¹⁵ seconds, of which a duration takes 9.2 · 10¹⁵.
+        // At most 2.7 · 10¹⁵ seconds; a duration holds 9.2 · 10¹⁵.
         TimeDelta::seconds(parts.iter().map(|(quantity, seconds)| i64::from(*quantity) * seconds).sum())
     }
 
@@ -161,10 +160,10 @@ impl fmt::Display for CrontabFill {
 }
 
 const KEYS: [&str; 9] = ["id", "fill", "fillLimit", "max", "queue", "priority", "jobKey", "jobKeyMode", "tz"];
-/// The longest key that the database takes.
+/// The maximum length of job keys in the database.
 const LONGEST_JOB_KEY: usize = 512;
 
-/// The options of a line, which begin (after the `?`) at a byte of it.
+/// Parses the options of a line, which start (after the `?`) at byte `at` of it.
 pub(crate) fn read(text: &str, at: usize) -> Result<CrontabOptions, Vec<Problem>> {
     let mut options = CrontabOptions::default();
     let mut problems = Vec::new();
@@ -175,7 +174,7 @@ pub(crate) fn read(text: &str, at: usize) -> Result<CrontabOptions, Vec<Problem>
             let key_end = if value_start == end { end } else { value_start - 1 };
             problems.push(Problem::at(start, key_end, unknown(&pair.key)));
         } else if seen.contains(&pair.key) {
-            problems.push(Problem::at(start, end, format!("option `{}` is there twice, expected once", pair.key)));
+            problems.push(Problem::at(start, end, format!("option `{}` occurs twice", pair.key)));
         } else if let Err(message) = options.set(&pair.key, &pair.value) {
             let start = if value_start == end { start } else { value_start };
             problems.push(Problem::at(start, end, message));
@@ -188,7 +187,7 @@ pub(crate) fn read(text: &str, at: usize) -> Result<CrontabOptions, Vec<Problem>
     if problems.is_empty() { Ok(options) } else { Err(problems) }
 }
 
-const LIMIT_WITHOUT_FILL: &str = "option `fillLimit` is set and `fill` is not, expected both: without `fill`, nothing is backfilled that could be limited";
+const LIMIT_WITHOUT_FILL: &str = "option `fillLimit` requires `fill`, which is not set";
 
 impl CrontabOptions {
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
@@ -208,7 +207,7 @@ impl CrontabOptions {
         Ok(())
     }
 
-    /// What a line could not say.
+    /// What a crontab line cannot express.
     pub(crate) fn problems(&self) -> Vec<String> {
         let checks = [
             self.id.as_deref().map_or(Ok(()), check_id),
@@ -253,13 +252,13 @@ fn check_job_key(key: &str) -> Result<(), String> {
         return Err(format!("jobKey has {length} characters, expected 1–{LONGEST_JOB_KEY}"));
     }
     match key.chars().find(|c| *c == '\0' || is_line_end(*c)) {
-        Some('\0') => Err("jobKey has a NUL in it, which the database does not take".to_owned()),
-        Some(_) => Err(format!("jobKey is {}, expected no line break in it", shown(key).escape_debug())),
+        Some('\0') => Err("jobKey contains a NUL character, which the database does not accept".to_owned()),
+        Some(_) => Err(format!("jobKey is {}: line breaks are not allowed", shown(key).escape_debug())),
         None => Ok(()),
     }
 }
 
-/// What ends a line in JavaScript.
+/// Line terminators of JavaScript.
 pub(crate) fn is_line_end(c: char) -> bool {
     matches!(c, '\n' | '\r' | '\u{2028}' | '\u{2029}')
 }
@@ -281,18 +280,18 @@ fn read_job_key_mode(text: &str) -> Result<CrontabJobKeyMode, String> {
 }
 
 fn read_zone(text: &str) -> Result<Tz, String> {
-    // `Etc/GMT+5` in a query string is `Etc/GMT 5`; no zone has a space in its name.
+    // `Etc/GMT+5` in a query string is `Etc/GMT 5`; no time zone has a space in its name.
     let name = text.replace(' ', "+");
     name.parse().map_err(|_| {
         let near = near_zones(&name);
-        let expected = if near.is_empty() { "expected an IANA zone like `Europe/Paris`".to_owned() } else { near };
-        format!("tz is {}, which is no zone: {expected}", shown(text))
+        let expected = if near.is_empty() { "expected an IANA time zone like `Europe/Paris`".to_owned() } else { near };
+        format!("tz is {}, which is not a known time zone: {expected}", shown(text))
     })
 }
 
 /// "did you mean `Europe/Paris`?", with up to three zones.
 fn near_zones(name: &str) -> String {
-    // Nothing is near to what is longer than any name.
+    // A text that is longer than any name is not similar to one.
     if name.len() > 64 {
         return String::new();
     }
@@ -300,7 +299,7 @@ fn near_zones(name: &str) -> String {
     let likeness = |zone: &Tz| {
         let zone = zone.name();
         let city = zone.rsplit('/').next().unwrap_or_default();
-        // What differs more in length differs more, and is not worth comparing.
+        // A larger difference in length means a larger distance.
         let near = [zone, city].into_iter().filter(|text| text.len().abs_diff(name.len()) <= furthest);
         let far = near.map(|text| distance(name, text)).min()?;
         (far <= furthest).then_some((far, zone))
@@ -315,12 +314,12 @@ fn near_zones(name: &str) -> String {
 
 fn unknown(key: &str) -> String {
     match meant(key) {
-        Some(known) => format!("option {} is not known, did you mean `{known}`?", shown(key)),
-        None => format!("option {} is not known, expected one of {}", shown(key), KEYS.join(", ")),
+        Some(known) => format!("unknown option {}, did you mean `{known}`?", shown(key)),
+        None => format!("unknown option {}, expected one of {}", shown(key), KEYS.join(", ")),
     }
 }
 
-/// The option that a misspelt one may be.
+/// The option that was probably meant.
 fn meant(key: &str) -> Option<&'static str> {
     if key.len() > 40 {
         return None;

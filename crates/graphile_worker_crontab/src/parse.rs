@@ -1,5 +1,5 @@
-//! Reading: a crontab's text to its items, or to everything that is wrong with it.
-//! How fields, options and payloads are read is in `field`, `options` and `payload`.
+//! Parses a crontab into its items, or reports all its errors. `field`, `options` and `payload` parse the
+//! parts.
 
 use crate::crontab::{Crontab, check_task, is_task_identifier};
 use crate::error::{CrontabError, CrontabParseError, Problem, ScheduleError, is_space, shown};
@@ -10,9 +10,9 @@ use crate::{options, payload};
 use std::collections::HashMap;
 use std::str::FromStr;
 
-/// Reads a crontab: one item a line; lines that are blank or begin with `#` are skipped.
+/// Parses a crontab: one item per line. Blank lines and lines that begin with `#` are skipped.
 ///
-/// The error tells everything that is wrong, not only the first.
+/// Reports all errors at once, with line and column.
 pub fn parse_crontab(crontab: &str) -> Result<Vec<Crontab>, CrontabParseError> {
     let mut items = Vec::new();
     let mut errors = Vec::new();
@@ -31,18 +31,54 @@ pub fn parse_crontab(crontab: &str) -> Result<Vec<Crontab>, CrontabParseError> {
     Err(CrontabParseError { errors })
 }
 
+/// Returns warnings about valid but suspicious items: steps that exceed their range (`*/90`), and items that
+/// never fire (31 February). Invalid lines are skipped; [`parse_crontab`] reports them.
+///
+/// ```
+/// let warnings = graphile_worker_crontab::crontab_warnings("0 0 31 2 * never");
+/// assert_eq!(warnings[0].message, "it never fires: none of its months has such a day");
+/// ```
+pub fn crontab_warnings(crontab: &str) -> Vec<CrontabError> {
+    let lines = crontab.split('\n').zip(1..);
+    lines
+        .flat_map(|(line, number)| line_warnings(line).into_iter().map(move |warning| warning.in_line(line, number)))
+        .collect()
+}
+
+fn line_warnings(line: &str) -> Vec<Problem> {
+    let Ok(Some(item)) = read_line(line) else { return Vec::new() };
+    let words: Vec<Word<'_>> = words(line).take(8).collect();
+    let Ok(count) = count_fields(&words) else { return Vec::new() };
+    let fields = &words[..count];
+    let mut warnings = Vec::new();
+    // A name like `@daily` has no fields.
+    for (field, word) in FIELDS.iter().skip(FIELDS.len().saturating_sub(count)).zip(fields).filter(|_| count > 1) {
+        let mut start = word.start;
+        for part in word.text.split(',') {
+            let end = start + part.len();
+            warnings.extend(field.useless_step(part).map(|message| Problem::at(start, end, message)));
+            start = end + 1;
+        }
+    }
+    if item.next_after(chrono::DateTime::UNIX_EPOCH).is_none() {
+        let (start, end) = (words[0].start, fields.last().map_or(0, Word::end));
+        warnings.push(Problem::at(start, end, "it never fires: none of its months has such a day"));
+    }
+    warnings
+}
+
 impl FromStr for Crontab {
     type Err = CrontabParseError;
 
-    /// Reads a text that holds exactly one item.
+    /// Parses a text with exactly one item.
     fn from_str(text: &str) -> Result<Crontab, CrontabParseError> {
         let mut items = parse_crontab(text)?;
         match items.pop() {
             Some(item) if items.is_empty() => Ok(item),
             found => {
                 let problem = match found {
-                    None => "the text has no item, expected one".to_owned(),
-                    Some(_) => format!("the text has {} items, expected one", items.len() + 1),
+                    None => "expected one item, found none".to_owned(),
+                    Some(_) => format!("expected one item, found {}", items.len() + 1),
                 };
                 Err(CrontabParseError {
                     errors: vec![Problem::at(0, 0, problem).in_line(text.lines().next().unwrap_or(""), 1)],
@@ -55,7 +91,7 @@ impl FromStr for Crontab {
 impl FromStr for Schedule {
     type Err = ScheduleError;
 
-    /// Reads the fields alone: five of them, six with seconds, or a name like `@daily`.
+    /// Parses the fields alone: five, six with seconds, or a name like `@daily`.
     fn from_str(text: &str) -> Result<Schedule, ScheduleError> {
         let words: Vec<Word<'_>> = words(text).collect();
         let schedule = match words.len() {
@@ -76,14 +112,14 @@ impl FromStr for Schedule {
 
 const FIVE_FIELDS: &str = "minute, hour, day of the month, month and day of the week";
 
-/// An item, and where it stands.
+/// An item and its line.
 struct Found<'a> {
     item: Crontab,
     line: &'a str,
     number: usize,
 }
 
-/// A word of a line, and the byte at which it begins.
+/// A word of a line, and the byte at which it starts.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     text: &'a str,
@@ -110,7 +146,7 @@ fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
 }
 
 fn read_line(line: &str) -> Result<Option<Crontab>, Vec<Problem>> {
-    // A word more than the seconds, the five fields and the task.
+    // One word more than the seconds, the five fields and the task.
     let words: Vec<Word<'_>> = words(line).take(8).collect();
     match words.first() {
         None => return Ok(None),
@@ -126,7 +162,7 @@ fn read_line(line: &str) -> Result<Option<Crontab>, Vec<Problem>> {
         Some(task) => read_command(line, *task),
         None => {
             let end = fields.last().map_or(0, Word::end);
-            Err(vec![Problem::at(end, end, "there is no task after the schedule")])
+            Err(vec![Problem::at(end, end, "the task is missing after the schedule")])
         }
     };
     match (schedule, item) {
@@ -141,8 +177,8 @@ fn read_line(line: &str) -> Result<Option<Crontab>, Vec<Problem>> {
 
 /// How many words of a line are its schedule: 5, 6 with seconds, or 1 that begins with `@`.
 ///
-/// In five fields and a task, the task can be followed by options or a payload only; so where a word follows that could
-/// be a task, the one before it is a field.
+/// After five fields and a task, only options or a payload can follow. So if a word follows that may be a
+/// task, the word before it is a field.
 fn count_fields(words: &[Word<'_>]) -> Result<usize, Vec<Problem>> {
     if words[0].text.starts_with('@') {
         return Ok(1);
@@ -153,7 +189,7 @@ fn count_fields(words: &[Word<'_>]) -> Result<usize, Vec<Problem>> {
         5.. => return Ok(5),
         _ => {}
     }
-    // One of the fields is wrong, or there are too few: tell by where the options or the payload begin.
+    // A field is wrong, or there are too few. Decide by where the options or the payload start.
     let is_tail = |word: &Word<'_>| word.text.starts_with(['?', '{']);
     let tail = words.iter().position(is_tail).unwrap_or(words.len());
     match tail {
@@ -205,13 +241,12 @@ fn read_shorthand(word: Word<'_>) -> Result<Schedule, Problem> {
     })
 }
 
-/// Reads `task ?options {payload}`; the schedule is left to the caller.
+/// Parses `task ?options {payload}`; the caller sets the schedule.
 fn read_command(line: &str, task: Word<'_>) -> Result<Crontab, Vec<Problem>> {
     let line = line.trim_end_matches(is_space);
     if let Some((at, found)) = line.char_indices().skip_while(|(at, _)| *at < task.start).find(|(_, c)| is_line_end(*c))
     {
-        let message =
-            format!("a `{}` stands in the line, expected no line break after the task", found.escape_default());
+        let message = format!("unexpected line break `{}` after the task", found.escape_default());
         return Err(vec![Problem::at(at, at + found.len_utf8(), message)]);
     }
     let mut problems = Vec::new();
@@ -219,7 +254,7 @@ fn read_command(line: &str, task: Word<'_>) -> Result<Crontab, Vec<Problem>> {
         problems.push(match task.text.split_once('?') {
             Some((name, _)) if is_task_identifier(name) => {
                 let at = task.start + name.len();
-                Problem::at(at, at + 1, "there is no space before `?`, expected one after the task")
+                Problem::at(at, at + 1, "missing space before `?`")
             }
             _ => task.problem(message),
         });
@@ -229,7 +264,7 @@ fn read_command(line: &str, task: Word<'_>) -> Result<Crontab, Vec<Problem>> {
     if rest.text.starts_with('?') {
         let word = Word { text: rest.text.split(is_space).next().unwrap_or(""), ..rest };
         match options::read(&word.text[1..], word.start + 1) {
-            _ if word.text == "?" => problems.push(word.problem("there are no options after `?`")),
+            _ if word.text == "?" => problems.push(word.problem("missing options after `?`")),
             Ok(options) => item.options = options,
             Err(others) => problems.extend(others),
         }
@@ -253,34 +288,29 @@ fn read_payload(rest: Word<'_>) -> Result<Option<serde_json::Map<String, serde_j
         None => Ok(None),
         Some('{') if rest.text.ends_with('}') => payload::read(rest.text, rest.start).map(Some),
         Some('{') => Err(payload_end(rest)),
-        Some('?') => Err(first.problem("there are options twice, expected them once: join them with `&`")),
+        Some('?') => Err(first.problem("options occur twice: join them with `&`")),
         Some('[' | '"' | '\'') => {
             Err(rest.problem(format!("payload is {}, expected an object like `{{key: 'value'}}`", shown(rest.text))))
         }
         Some(_) if first.text.contains('=') => {
             Err(first.problem(format!("options are {}, expected a `?` before them", shown(first.text))))
         }
-        Some(_) => {
-            Err(first.problem(format!("{} follows, expected `?options`, `{{payload}}` or nothing", shown(first.text))))
-        }
+        Some(_) => Err(first.problem(format!(
+            "unexpected {}, expected `?options`, `{{payload}}` or the end of the line",
+            shown(first.text)
+        ))),
     }
 }
 
-/// What is wrong with a payload that does not end with `}`.
+/// The problem with a payload that does not end with `}`.
 fn payload_end(rest: Word<'_>) -> Problem {
     let after = rest.text.rfind('}').map_or(rest.text.len(), |end| end + 1);
     let tail = rest.text[after..].trim_start_matches(is_space);
     let start = rest.end() - tail.len();
     match tail {
-        "" => Problem::at(rest.start, rest.start + 1, "payload does not end, expected a `}` at the end of the line"),
-        _ if tail.starts_with('?') => {
-            Problem::at(start, rest.end(), "options follow the payload, expected them before it")
-        }
-        _ => Problem::at(
-            start,
-            rest.end(),
-            format!("payload is followed by {}, expected a `}}` at the end of the line", shown(tail)),
-        ),
+        "" => Problem::at(rest.start, rest.start + 1, "payload is not closed: missing `}` at the end of the line"),
+        _ if tail.starts_with('?') => Problem::at(start, rest.end(), "options must come before the payload"),
+        _ => Problem::at(start, rest.end(), format!("unexpected {} after the payload", shown(tail))),
     }
 }
 
@@ -294,10 +324,10 @@ fn repeated_identifiers(items: &[Found<'_>]) -> Vec<CrontabError> {
             continue;
         }
         let message = format!(
-            "identifier {} is also that of line {first}, expected each item to have its own: give one of them another with `?id=…`",
+            "identifier {} is already used in line {first}: give one of the items another with `?id=…`",
             shown(identifier)
         );
-        // The id, or else the task, is a word of its own or follows `id=`.
+        // The id follows `id=`; the task is a word of its own.
         let start = match item.options.id {
             Some(_) => line.find("id=").map_or(0, |at| at + 3),
             None => words(line).find(|word| word.text == identifier).map_or(0, |word| word.start),
@@ -308,7 +338,7 @@ fn repeated_identifiers(items: &[Found<'_>]) -> Vec<CrontabError> {
 }
 
 impl Schedule {
-    /// Sets a field by its place in a line.
+    /// Sets a field by its position in a line.
     fn set(&mut self, field: usize, values: u64) {
         match field {
             0 => self.seconds = Some(values),

@@ -1,4 +1,4 @@
-//! Payloads: a JSON5 object as text to a JSON object, with what the database cannot hold refused.
+//! Payloads: parses a JSON5 object into a JSON object, and rejects what the database cannot store.
 
 use crate::error::Problem;
 use serde::Deserialize;
@@ -6,24 +6,24 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use serde_json::{Map, Number, Value};
 use std::fmt;
 
-/// Reading goes down the stack with each level, and nobody needs more.
+/// Parsing recurses with each level.
 const DEEPEST: usize = 100;
-/// From here on, doubles have no room for every whole number.
+/// From here on, doubles cannot represent every integer.
 const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 const TOO_DEEP: &str = "payload is nested more than 100 levels deep";
-const NUL: &str = "payload has a NUL in a text, which the database does not take";
+const NUL: &str = "payload contains a NUL character, which the database does not accept";
 
-/// Reads the object, which begins at a byte of its line.
+/// Parses the object, which starts at byte `at` of its line.
 pub(crate) fn read(text: &str, at: usize) -> Result<Map<String, Value>, Problem> {
     match json5::from_str(text) {
         Ok(Payload(Value::Object(payload))) => Ok(payload),
-        Ok(_) => Err(Problem::at(at, at + text.len(), "payload is no object, expected one like `{key: 'value'}`")),
+        Ok(_) => Err(Problem::at(at, at + text.len(), "payload is not an object, expected one like `{key: 'value'}`")),
         Err(error) => Err(problem(&error, text, at)),
     }
 }
 
-/// Refuses what [`read`] would.
+/// Rejects what [`read`] would reject.
 pub(crate) fn check(payload: &Map<String, Value>) -> Result<(), String> {
     check_object(payload, 1)
 }
@@ -49,7 +49,8 @@ fn check_text(text: &str) -> Result<(), String> {
     if text.contains('\0') { Err(NUL.to_owned()) } else { Ok(()) }
 }
 
-/// Says it in our words, and where: the parser tells lines and columns of the payload.
+/// Converts the parser's error, with its position in the line. The parser reports lines and columns of the
+/// payload.
 fn problem(error: &json5::Error, text: &str, at: usize) -> Problem {
     let whole = error.to_string();
     let reason = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(reason, _)| reason);
@@ -58,7 +59,7 @@ fn problem(error: &json5::Error, text: &str, at: usize) -> Problem {
     }
     if reason.starts_with("EOF") {
         let last = text.char_indices().last().map_or(0, |(last, _)| last);
-        return Problem::at(at + last, at + text.len(), "payload ends before it is complete");
+        return Problem::at(at + last, at + text.len(), "payload is incomplete");
     }
     let column = error.position().map_or(0, |position| position.column);
     let (offset, found) = text.char_indices().nth(column).unwrap_or((0, '{'));
@@ -108,7 +109,7 @@ impl<'de> Visitor<'de> for Level {
         Ok(value.into())
     }
 
-    /// As JavaScript writes it: `1e3` as 1000, and what is no number as null.
+    /// As in JavaScript: `1e3` becomes 1000, and NaN and infinity become null.
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
         if value.fract() == 0.0 && value.abs() <= LARGEST_EXACT {
             return Ok((value as i64).into());
@@ -142,7 +143,7 @@ impl<'de> Visitor<'de> for Level {
 }
 
 impl Level {
-    /// The level of what an array or an object holds.
+    /// The nesting level of the elements of an array or an object.
     fn inside<E: serde::de::Error>(&self) -> Result<usize, E> {
         if self.0 > DEEPEST { Err(E::custom(TOO_DEEP)) } else { Ok(self.0 + 1) }
     }

@@ -1,4 +1,4 @@
-//! An item as a line of a crontab: what `parse` reads as the same item.
+//! Prints an item as a crontab line that `parse` parses into the same item.
 
 use crate::crontab::Crontab;
 use crate::options::CrontabOptions;
@@ -35,7 +35,7 @@ fn print_options(options: &CrontabOptions, f: &mut fmt::Formatter<'_>) -> fmt::R
         .try_for_each(|(nth, (key, value))| write!(f, "{}{key}={}", if nth == 0 { " ?" } else { "&" }, encode(value)))
 }
 
-/// JSON, with the two line breaks escaped that JSON would allow in a text.
+/// JSON, with the two line terminators escaped that JSON allows in strings.
 fn in_one_line(payload: &Map<String, Value>) -> String {
     let json = Value::Object(payload.clone()).to_string();
     json.replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")

@@ -1,16 +1,17 @@
-//! The options of a line as text: query-string syntax as Node's `querystring` reads it, which forgives broken escapes.
+//! The syntax of options: query strings as parsed by Node's `querystring`, which accepts broken escapes.
+//! `options` checks the values.
 
 use std::borrow::Cow;
 
-/// So many pairs are read, empty ones included; Node ignores what follows.
+/// Maximum number of pairs, including empty ones; Node ignores the rest.
 const MOST_PAIRS: usize = 1000;
 
-/// One `key=value`, decoded, and where it stands in the text.
+/// One decoded `key=value`, and its position in the text.
 pub(crate) struct Pair {
     pub(crate) key: String,
     pub(crate) value: String,
     pub(crate) start: usize,
-    /// Where the value begins; the end if there is no `=`.
+    /// Where the value starts; the end if there is no `=`.
     pub(crate) value_start: usize,
     pub(crate) end: usize,
 }
@@ -27,11 +28,11 @@ pub(crate) fn pairs(text: &str) -> impl Iterator<Item = Pair> + '_ {
     })
 }
 
-/// `+` is a space and `%41` an `A`. A text whose escapes are not those of UTF-8 is read byte by byte, for which Node
-/// takes the low byte of each UTF-16 unit.
+/// Decodes `+` as a space and `%41` as `A`. If the escapes are not valid UTF-8, the text is decoded byte by
+/// byte, with the low byte of each UTF-16 unit, as in Node.
 fn decode(text: &str) -> String {
     let spaced = text.replace('+', " ");
-    // Node looks for the first escape in a value as if there were no `+` in it.
+    // Node searches for the first escape as if the text contained no `+`.
     if !has_escape(text.replace('+', "").as_bytes()) {
         return spaced;
     }
@@ -50,7 +51,7 @@ fn has_escape(text: &[u8]) -> bool {
     text.windows(3).any(|three| three[0] == b'%' && three[1..].iter().all(u8::is_ascii_hexdigit))
 }
 
-/// The low bytes of the units, escapes undone, and whether every `%` began one.
+/// The low bytes of the units with the escapes decoded, and whether every `%` started one.
 fn unescape(units: &[u16]) -> (Vec<u8>, bool) {
     const PERCENT: u16 = b'%' as u16;
     let digit = |unit: u16| char::from_u32(unit.into())?.to_digit(16);
@@ -77,7 +78,7 @@ fn unescape(units: &[u16]) -> (Vec<u8>, bool) {
     (bytes, clean)
 }
 
-/// What a query string can hold of any text.
+/// Encodes any text for a query string.
 pub(crate) fn encode(text: &str) -> Cow<'_, str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~:/".contains(&byte);
     if text.bytes().all(plain) {

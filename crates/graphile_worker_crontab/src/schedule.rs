@@ -1,14 +1,15 @@
-//! When an item fires: the sets of its fields, and the search for the next or the last local time in them.
-//! What becomes of local times that a zone skips or repeats is decided in `firing`.
+//! Schedules: the sets of their fields, and the search for the next or the previous local time. `firing`
+//! handles local times that a time zone skips or repeats.
 
 use crate::error::ScheduleError;
 use crate::field::{DAY, Field, HOUR, MINUTE, MONTH, SECOND, WEEKDAY};
 use chrono::{Datelike, NaiveDate, Weekday};
 use std::fmt;
 
-/// When an item fires: in the minutes (with a seconds field: the seconds) whose every field is in the schedule's.
+/// When an item fires: in every minute (with a seconds field: every second) that matches all fields.
 ///
-/// If both the days of the month and the days of the week are restricted, a day that is in either is enough.
+/// If both the days of the month and the days of the week are restricted, a day that matches either is
+/// enough.
 ///
 /// ```
 /// use graphile_worker_crontab::Schedule;
@@ -20,19 +21,19 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Schedule {
-    /// None: there is no such field, and it fires at second 0.
+    /// `None` without a seconds field: it fires at second 0.
     pub(crate) seconds: Option<u64>,
     pub(crate) minutes: u64,
     pub(crate) hours: u64,
     pub(crate) days: u64,
     pub(crate) months: u64,
-    /// From Sunday, which is 0.
+    /// Starts with Sunday, which is 0.
     pub(crate) weekdays: u64,
 }
 
 const SECONDS_OF_DAY: i64 = 24 * 60 * 60;
 
-/// Between 29 February 1896 and 1904 there are eight years, and no day is rarer.
+/// Nine years: 29 February occurs every eight years around 1900, and no day is rarer.
 const MONTHS_SEARCHED: usize = 12 * 9;
 
 impl Schedule {
@@ -48,10 +49,10 @@ impl Schedule {
         }
     }
 
-    /// `*/n * * * *`: counts from the start of each hour.
+    /// `*/n * * * *`, counted from the start of each hour.
     pub fn every_n_minutes(n: u32) -> Result<Schedule, ScheduleError> {
         if n == 0 || n > MINUTE.max {
-            return Err(refusal(format!("the step of the minutes is {n}, expected 1–59")));
+            return Err(schedule_error(format!("the step of the minutes is {n}, expected 1–59")));
         }
         let minutes = (0..=MINUTE.max).step_by(n as usize).fold(0, |mask, minute| mask | 1 << minute);
         Ok(Schedule { minutes, ..Schedule::every_minute() })
@@ -72,32 +73,34 @@ impl Schedule {
         Ok(Schedule { weekdays: 1 << weekday.num_days_from_sunday(), ..Schedule::daily_at(hour, minute)? })
     }
 
-    /// `minute hour day * *`: not in months that have no such day.
+    /// `minute hour day * *`. Skips months without this day.
     pub fn monthly_on(day: u32, hour: u32, minute: u32) -> Result<Schedule, ScheduleError> {
         Ok(Schedule { days: only(&DAY, day)?, ..Schedule::daily_at(hour, minute)? })
     }
 
-    /// `minute hour day month *`: 29 February is in leap years only.
+    /// `minute hour day month *`. 29 February fires in leap years only.
     pub fn yearly_on(month: u32, day: u32, hour: u32, minute: u32) -> Result<Schedule, ScheduleError> {
         let schedule = Schedule { months: only(&MONTH, month)?, ..Schedule::monthly_on(day, hour, minute)? };
         let longest = days_in_month(2000, month);
         if day > longest {
-            return Err(refusal(format!("the day of the month is {day}, expected 1–{longest} in month {month}")));
+            return Err(schedule_error(format!(
+                "the day of the month is {day}, expected 1–{longest} in month {month}"
+            )));
         }
         Ok(schedule)
     }
 
-    /// Whether it has a field for seconds, so that it can fire more than once a minute.
+    /// Whether it has a seconds field, so that it can fire more than once a minute.
     pub const fn has_seconds(&self) -> bool {
         self.seconds.is_some()
     }
 
-    /// Whether the hour is left open, so that no particular time of a day is named.
+    /// Whether the hour is `*`.
     pub(crate) fn fires_every_hour(&self) -> bool {
         self.hours == HOUR.all()
     }
 
-    /// The first local time of the schedule that is not before the given one, both in seconds since 1970-01-01.
+    /// The first local time of the schedule at or after the given one, in seconds since 1970-01-01.
     pub(crate) fn first_from(&self, from: i64) -> Option<i64> {
         let day = from.div_euclid(SECONDS_OF_DAY);
         let found = self.day_from(day)?;
@@ -110,7 +113,7 @@ impl Schedule {
         Some(found * SECONDS_OF_DAY + self.time_from(0)?)
     }
 
-    /// The last local time of the schedule that is not after the given one.
+    /// The last local time of the schedule at or before the given one.
     pub(crate) fn last_until(&self, until: i64) -> Option<i64> {
         let day = until.div_euclid(SECONDS_OF_DAY);
         let found = self.day_until(day)?;
@@ -160,7 +163,7 @@ impl Schedule {
         Some(of_day(hour, highest(self.minutes, 59)?, last_second))
     }
 
-    /// The first day of the schedule that is not before the given one, both in days since 1970-01-01.
+    /// The first day of the schedule at or after the given one, in days since 1970-01-01.
     fn day_from(&self, day: i64) -> Option<i64> {
         let date = NaiveDate::from_epoch_days(day.try_into().ok()?)?;
         let (mut year, mut month, mut from) = (date.year(), date.month(), date.day());
@@ -174,7 +177,7 @@ impl Schedule {
         None
     }
 
-    /// The last day of the schedule that is not after the given one.
+    /// The last day of the schedule at or before the given one.
     fn day_until(&self, day: i64) -> Option<i64> {
         let date = NaiveDate::from_epoch_days(day.try_into().ok()?)?;
         let (mut year, mut month, mut until) = (date.year(), date.month(), date.day());
@@ -196,7 +199,7 @@ impl Schedule {
         let existing = (2 << days_in_month(year, month)) - 2;
         let of_the_week = || {
             let first = NaiveDate::from_ymd_opt(year, month, 1)?.weekday().num_days_from_sunday();
-            // The week beginning with the weekday of the first, five times over, from bit 1 on.
+            // A week starting with the weekday of the first, five times, from bit 1 on.
             let week = (self.weekdays | self.weekdays << 7) >> first & WEEKDAY.all();
             Some((0..5).fold(0, |days, nth| days | week << (7 * nth + 1)))
         };
@@ -216,7 +219,7 @@ impl fmt::Debug for Schedule {
     }
 }
 
-/// The fields, as they stand in a line.
+/// The fields, as in a crontab line.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(seconds) = self.seconds {
@@ -235,22 +238,22 @@ impl fmt::Display for Schedule {
 fn only(field: &Field, value: u32) -> Result<u64, ScheduleError> {
     let Field { name, min, max, .. } = field;
     if value < *min || value > *max {
-        return Err(refusal(format!("the {name} is {value}, expected {min}–{max}")));
+        return Err(schedule_error(format!("the {name} is {value}, expected {min}–{max}")));
     }
     Ok(1 << value)
 }
 
-fn refusal(message: String) -> ScheduleError {
+fn schedule_error(message: String) -> ScheduleError {
     ScheduleError { message }
 }
 
-/// The lowest value of a set from one on.
+/// The lowest value of a set from `from` on.
 fn lowest(set: u64, from: u32) -> Option<u32> {
     let rest = set & u64::MAX.checked_shl(from)?;
     (rest != 0).then(|| rest.trailing_zeros())
 }
 
-/// The highest value of a set up to one.
+/// The highest value of a set up to `until`.
 fn highest(set: u64, until: u32) -> Option<u32> {
     let rest = set & (u64::MAX >> (63 - until.min(63)));
     rest.checked_ilog2()

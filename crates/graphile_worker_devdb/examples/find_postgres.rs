@@ -1,4 +1,4 @@
-//! Prints which PostgreSQL would be used. Exits with 3 where none is installed, with 1 where something else is wrong.
+//! Prints which PostgreSQL would be used. Exits with 3 if none is installed, and with 1 on any other error.
 
 use graphile_worker_devdb::{Error, Programs};
 use std::process::ExitCode;

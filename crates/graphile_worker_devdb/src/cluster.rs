@@ -1,19 +1,18 @@
-//! A cluster in a folder: made once, started when somebody needs it, shared by whoever comes, stopped
-//! when the last one has gone. What is in the folder:
+//! A cluster in a folder: created once, started when it is needed, shared by all processes that open it, and
+//! stopped when the last one has ended. The folder contains:
 //!
 //! ```text
-//! lock          held (flock) while a process looks whether the server runs, and starts it
-//! users/        a file for each handle that is open, named after its process
-//! watchdog      held (flock) by the watchdog for as long as it runs
+//! lock          locked (flock) while a process checks whether the server runs, and starts it
+//! users/        a file for each open handle, named after its process
+//! watchdog      locked (flock) by the watchdog as long as it runs
 //! password      of the superuser, for connections over TCP
-//! port          on which the server ran last, and runs again if nobody else has taken it
+//! port          of the last run; reused if it is free
 //! server.log
-//! server/       belongs to the user the server runs as: data/, and the socket where the path is short
+//! server/       owned by the user that runs the server: data/, and the socket if the path is short
 //! ```
 //!
-//! Nobody has to stop the server: a small shell script (watchdog.sh) does, once no process named in
-//! `users/` is alive. So a killed owner leaves nothing running, and test processes that come one after
-//! the other find the server still warm.
+//! No process has to stop the server: a shell script (watchdog.sh) does, once no process in `users/` is
+//! alive. So a killed owner leaves nothing running, and consecutive test processes reuse the running server.
 
 use crate::Error;
 use crate::error::Doing;
@@ -29,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How a cluster is to run; see [`Cluster::open`] for the defaults.
+/// Options of a cluster; see [`Cluster::open`] for the defaults.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     folder: PathBuf,
@@ -43,7 +42,7 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// A cluster in `folder`, with PostgreSQL's own defaults.
+    /// Creates the options of a cluster in `folder`, with PostgreSQL's defaults.
     pub fn new(folder: impl Into<PathBuf>) -> ClusterOptions {
         ClusterOptions {
             folder: folder.into(),
@@ -55,50 +54,45 @@ impl ClusterOptions {
         }
     }
 
-    /// The folder of the PostgreSQL programs (default: [`Programs::find`]).
+    /// Sets the folder of the PostgreSQL programs (default: [`Programs::find`]).
     pub fn programs(mut self, bin: impl Into<PathBuf>) -> ClusterOptions {
         self.programs = Some(bin.into());
         self
     }
 
-    /// Whether data must survive a crash of the machine (default `true`). Tests are faster without.
+    /// Sets whether data survives a crash of the machine (default `true`). Turn it off for faster tests.
     pub fn durable(mut self, durable: bool) -> ClusterOptions {
         self.durable = durable;
         self
     }
 
-    /// Whether to throw away the data of earlier runs (default `false`), also of another version of PostgreSQL. Whoever
-    /// uses the server loses it.
+    /// Sets whether to delete the data of earlier runs (default `false`), also of another PostgreSQL version.
+    /// Current users lose the server.
     pub fn fresh(mut self, fresh: bool) -> ClusterOptions {
         self.fresh = fresh;
         self
     }
 
-    /// How long the server stays after its last user has gone (default 1 second, at least that).
+    /// Sets how long the server keeps running without users (default and minimum: 1 second).
     pub fn linger(mut self, linger: Duration) -> ClusterOptions {
         self.linger = linger;
         self
     }
 
-    /// A setting of postgresql.conf. Takes effect when the server is next started.
+    /// Adds a setting of postgresql.conf. Takes effect when the server next starts.
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> ClusterOptions {
         self.settings.push((name.into(), value.into()));
         self
     }
 
-    /// Makes the folder if it is new, starts the server if it is not running, and joins its users.
+    /// Creates the folder if needed, starts the server if it is not running, and registers as a user.
     pub fn open(self) -> Result<Cluster, Error> {
-        let programs = match &self.programs {
-            Some(bin) => Programs::in_folder(bin)?,
-            None => Programs::find()?,
-        };
-        let server_user = ServerUser::choose()?;
-        let folder = Folder::prepare(&self.folder, server_user, programs)?;
+        let folder = self.prepare()?;
         let _only_us = folder.lock()?;
         if self.fresh {
             folder.discard_cluster()?;
         }
-        folder.make_cluster()?;
+        folder.create_cluster()?;
         let registration = folder.register(&self)?;
         let port = match folder.running_port()? {
             Some(port) => port,
@@ -107,26 +101,36 @@ impl ClusterOptions {
         let password = fs::read_to_string(folder.path.join("password")).doing(|| "read the password".to_owned())?;
         Ok(Cluster { port, password, registration: Arc::new(registration), folder })
     }
+
+    /// Creates the folder if needed.
+    pub(crate) fn prepare(&self) -> Result<Folder, Error> {
+        let programs = match &self.programs {
+            Some(bin) => Programs::in_folder(bin)?,
+            None => Programs::find()?,
+        };
+        Folder::prepare(&self.folder, ServerUser::choose()?, programs)
+    }
 }
 
-/// A running PostgreSQL that is ours. The server stops soon after the last handle is dropped or the
-/// last process that has one ends.
+/// A running private PostgreSQL. The server stops soon after the last handle is dropped, or the last process
+/// with one ends.
 #[derive(Debug)]
 pub struct Cluster {
-    port: u16,
-    password: String,
+    pub(crate) port: u16,
+    pub(crate) password: String,
     pub(crate) registration: Arc<Registration>,
     pub(crate) folder: Folder,
 }
 
 impl Cluster {
-    /// The cluster in `folder`, made if it is new: durable, listening on a free port of the loopback
-    /// interface and on a unix socket that only its owner can reach.
+    /// Opens the cluster in `folder`, and creates it if needed: durable, listening on a free port of the
+    /// loopback interface and on a Unix socket that only its owner can reach.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Cluster, Error> {
         ClusterOptions::new(folder).open()
     }
 
-    /// The URL of a database of the cluster in this folder, if its server runs. Starts nothing, and does not keep it running.
+    /// The URL of a database of the cluster in this folder, if its server is running. Does not start it or
+    /// keep it running.
     pub fn url_if_running(folder: impl AsRef<Path>, database: &str) -> Option<String> {
         let folder = folder.as_ref();
         let port: u16 = fs::read_to_string(folder.join("port")).ok()?.trim().parse().ok()?;
@@ -136,8 +140,8 @@ impl Cluster {
         Some(format!("postgres://postgres:{password}@127.0.0.1:{port}/{database}"))
     }
 
-    /// The cluster that all test processes of this user share, in the system's folder for temporary
-    /// files: not durable, lingering for five seconds between two processes.
+    /// Opens the cluster shared by all test processes of this user, in the system's temporary folder: not
+    /// durable, and kept for five seconds between two processes.
     pub fn for_tests() -> Result<Cluster, Error> {
         let name = format!("graphile-worker-tests-pg{}-{}", Programs::find()?.major(), current_user_id()?);
         ClusterOptions::new(std::env::temp_dir().join(name))
@@ -148,7 +152,7 @@ impl Cluster {
             .open()
     }
 
-    /// How to connect to a database of this cluster, over its unix socket.
+    /// Options to connect to a database of this cluster over its Unix socket.
     pub fn options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.folder.socket)
@@ -158,17 +162,17 @@ impl Cluster {
             .database(database)
     }
 
-    /// The same for programs that want a URL, over TCP, with the password in it.
+    /// The URL of a database over TCP, with the password.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres:{}@127.0.0.1:{}/{database}", self.password, self.port)
     }
 
-    /// The folder it lives in.
+    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder.path
     }
 
-    /// Stops the server now, for everybody who uses it.
+    /// Stops the server now, for all users.
     pub fn stop(self) -> Result<(), Error> {
         let _only_us = self.folder.lock()?;
         self.folder.pg_ctl(&["stop", "-m", "fast", "-w"])?;
@@ -177,9 +181,33 @@ impl Cluster {
         }
         Ok(())
     }
+
+    /// Kills the server and all its processes with SIGKILL, like a crash of its machine, and returns when
+    /// they have ended. On systems without `/proc`, runs PostgreSQL's immediate shutdown instead.
+    pub fn kill(&self) -> Result<(), Error> {
+        let _only_us = self.folder.lock()?;
+        if !Path::new("/proc/self/stat").exists() {
+            return self.folder.pg_ctl(&["stop", "-m", "immediate", "-w"]);
+        }
+        let Some(postmaster) = self.folder.postmaster() else { return Ok(()) };
+        // A stopped postmaster starts no more processes, which would survive it.
+        signal("STOP", &[postmaster])?;
+        let processes = [children_of(postmaster), vec![postmaster]].concat();
+        signal("KILL", &processes)?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while processes.iter().any(|process| is_alive(*process)) {
+            if Instant::now() > deadline {
+                return Err(Error::Program { program: "postgres", output: "killed, but still running".to_owned() });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Another process may soon reuse its id.
+        let _ = fs::remove_file(self.folder.data().join("postmaster.pid"));
+        Ok(())
+    }
 }
 
-/// A file in `users/`, for as long as a handle is open.
+/// A file in `users/`, as long as a handle is open.
 #[derive(Debug)]
 pub(crate) struct Registration(PathBuf);
 
@@ -203,16 +231,16 @@ impl Drop for Registration {
 pub(crate) struct Folder {
     path: PathBuf,
     socket: PathBuf,
-    server_user: ServerUser,
-    programs: Programs,
+    pub(crate) server_user: ServerUser,
+    pub(crate) programs: Programs,
 }
 
 impl Folder {
     fn prepare(path: &Path, server_user: ServerUser, programs: Programs) -> Result<Folder, Error> {
-        fs::create_dir_all(path).doing(|| format!("make {}", path.display()))?;
-        refuse_foreign(path, &server_user)?;
+        fs::create_dir_all(path).doing(|| format!("create {}", path.display()))?;
+        reject_foreign(path, &server_user)?;
         let path = path.canonicalize().doing(|| format!("find {}", path.display()))?;
-        // The kernel takes at most 104 bytes (macOS; Linux 108) for the name of a socket.
+        // The path of a socket is limited to 104 bytes on macOS and 108 on Linux.
         let socket = if path.as_os_str().len() < 70 {
             path.join("server")
         } else {
@@ -222,8 +250,8 @@ impl Folder {
         let for_all_to_enter = matches!(folder.server_user, ServerUser::Other { .. });
         set_mode(&folder.path, if for_all_to_enter { 0o711 } else { 0o700 })?;
         for private in [&folder.server(), &folder.socket] {
-            fs::create_dir_all(private).doing(|| format!("make {}", private.display()))?;
-            refuse_foreign(private, &folder.server_user)?;
+            fs::create_dir_all(private).doing(|| format!("create {}", private.display()))?;
+            reject_foreign(private, &folder.server_user)?;
             set_mode(private, 0o700)?;
             if let ServerUser::Other { name, uid, gid } = &folder.server_user {
                 chown(private, Some(*uid), Some(*gid)).doing(|| format!("give {} to {name}", private.display()))?;
@@ -231,7 +259,8 @@ impl Folder {
         }
         if let ServerUser::Other { name, uid, .. } = &folder.server_user {
             for ancestor in folder.path.ancestors() {
-                let metadata = fs::metadata(ancestor).doing(|| format!("look at {}", ancestor.display()))?;
+                let metadata =
+                    fs::metadata(ancestor).doing(|| format!("read the metadata of {}", ancestor.display()))?;
                 if metadata.mode() & 0o001 == 0 && metadata.uid() != *uid {
                     return Err(Error::Unreachable { user: name.clone(), blocked: ancestor.to_owned() });
                 }
@@ -240,12 +269,16 @@ impl Folder {
         Ok(folder)
     }
 
-    /// What belongs to the user the server runs as.
-    fn server(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder owned by the user that runs the server.
+    pub(crate) fn server(&self) -> PathBuf {
         self.path.join("server")
     }
 
-    fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.server().join("data")
     }
 
@@ -253,16 +286,16 @@ impl Folder {
         self.path.join("users")
     }
 
-    /// Waits until no other process starts, stops or installs something here.
+    /// Waits until no other process starts, stops or installs anything here.
     pub(crate) fn lock(&self) -> Result<File, Error> {
         let path = self.path.join("lock");
-        let file = File::create(&path).doing(|| format!("make {}", path.display()))?;
+        let file = File::create(&path).doing(|| format!("create {}", path.display()))?;
         file.lock().doing(|| format!("lock {}", path.display()))?;
         Ok(file)
     }
 
-    /// Stops the server and removes its data. A killed server leaves its files; pg_ctl tells.
-    fn discard_cluster(&self) -> Result<(), Error> {
+    /// Stops the server and deletes its data. A killed server leaves its files; pg_ctl detects that.
+    pub(crate) fn discard_cluster(&self) -> Result<(), Error> {
         let data = self.data();
         if !data.exists() {
             return Ok(());
@@ -270,16 +303,16 @@ impl Folder {
         if self.running_port()?.is_some() {
             self.pg_ctl(&["stop", "-m", "fast", "-w"])?;
         }
-        // Renamed first: what is removed half way is not taken for a cluster.
+        // Renamed first, so that a half-deleted folder is not mistaken for a cluster.
         let discarded = self.server().join("data.unfinished");
         let _ = fs::remove_dir_all(&discarded);
-        fs::rename(&data, &discarded).doing(|| format!("set {} aside", data.display()))?;
+        fs::rename(&data, &discarded).doing(|| format!("rename {}", data.display()))?;
         fs::remove_dir_all(&discarded).doing(|| format!("remove {}", discarded.display()))
     }
 
-    /// initdb, unless it was done before. It works in a folder of its own that is renamed at the end:
-    /// one that was killed half way is thrown away.
-    fn make_cluster(&self) -> Result<(), Error> {
+    /// Runs initdb, unless the cluster exists. It works in a temporary folder that is renamed at the end, so
+    /// that an interrupted run is discarded.
+    fn create_cluster(&self) -> Result<(), Error> {
         let data = self.data();
         if let Ok(version) = fs::read_to_string(data.join("PG_VERSION")) {
             if version.trim() != self.programs.major() {
@@ -299,7 +332,7 @@ impl Folder {
         write_private(&self.path.join("password"), &password)?;
         write_private(&password_file, &password)?;
         if let ServerUser::Other { uid, gid, .. } = &self.server_user {
-            chown(&password_file, Some(*uid), Some(*gid)).doing(|| "hand the password to initdb".to_owned())?;
+            chown(&password_file, Some(*uid), Some(*gid)).doing(|| "give the password file to initdb".to_owned())?;
         }
         let mut initdb = self.programs.command("initdb", &self.server_user);
         initdb
@@ -307,40 +340,51 @@ impl Folder {
             .arg(&unfinished)
             .arg("--pwfile")
             .arg(&password_file)
-            // The socket's folder can be entered by its owner only; TCP can be reached by everybody here.
+            // Only its owner can enter the socket's folder; every local user can connect over TCP.
             .args(["--username=postgres", "--auth-local=trust", "--auth-host=scram-sha-256"])
             .args(["--encoding=UTF8", "--no-locale", "--no-sync"]);
         run("initdb", initdb)?;
         fs::remove_file(&password_file).doing(|| "remove initdb's password file".to_owned())?;
-        fs::rename(&unfinished, &data).doing(|| "keep what initdb made".to_owned())
+        fs::rename(&unfinished, &data).doing(|| "rename the new cluster".to_owned())
     }
 
-    /// Joins the users of the server, whose watchdog then keeps it running. Where the watchdog has just
-    /// decided to stop it, waits for that and sets up a new one.
+    /// Registers as a user of the server, so that its watchdog keeps it running. If the watchdog has just
+    /// decided to stop the server, waits for that and starts a new watchdog.
     fn register(&self, options: &ClusterOptions) -> Result<Registration, Error> {
         let users = self.users();
         if let Ok(registration) = Registration::new(&users) {
-            self.ensure_watchdog(options)?;
+            if let Some(lock) = self.lock_of_watchdog()? {
+                self.start_watchdog(lock, options)?;
+            }
             return Ok(registration);
         }
-        let patience = Instant::now() + START_TIMEOUT;
-        while self.running_port()?.is_some() && Instant::now() < patience {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut lock = None;
+        while Instant::now() < deadline {
+            // Until the watchdog ends, it may stop a server, even a newly started one.
+            lock = self.lock_of_watchdog()?;
+            if lock.is_some() && self.running_port()?.is_none() {
+                break;
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
-        fs::create_dir_all(&users).doing(|| format!("make {}", users.display()))?;
+        fs::create_dir_all(&users).doing(|| format!("create {}", users.display()))?;
         let registration = Registration::new(&users).doing(|| format!("write to {}", users.display()))?;
-        self.ensure_watchdog(options)?;
+        if let Some(lock) = lock {
+            self.start_watchdog(lock, options)?;
+        }
         Ok(registration)
     }
 
-    /// Runs the watchdog unless one is running: that one holds a lock, on the file that is its standard input,
-    /// until it ends. It runs as we do, not as the server does, so that it can see our processes.
-    fn ensure_watchdog(&self, options: &ClusterOptions) -> Result<(), Error> {
+    /// A watchdog holds this lock, on its standard input, until it ends. `None` while one runs.
+    fn lock_of_watchdog(&self) -> Result<Option<File>, Error> {
         let path = self.path.join("watchdog");
-        let alive = File::create(&path).doing(|| format!("make {}", path.display()))?;
-        if alive.try_lock().is_err() {
-            return Ok(());
-        }
+        let file = File::create(&path).doing(|| format!("create {}", path.display()))?;
+        Ok(file.try_lock().is_ok().then_some(file))
+    }
+
+    /// The watchdog runs as the current user, not as the server's, so that it can see our processes.
+    fn start_watchdog(&self, alive: File, options: &ClusterOptions) -> Result<(), Error> {
         let child = Command::new("sh")
             .args(["-c", include_str!("watchdog.sh"), "watchdog"])
             .arg(self.users())
@@ -357,8 +401,8 @@ impl Folder {
         Ok(())
     }
 
-    /// The port of the running server. PostgreSQL writes it into postmaster.pid (line 4), with `ready`
-    /// on line 8 once it accepts connections; a file left by a killed server is told apart by pg_ctl.
+    /// The port of the running server. PostgreSQL writes it to line 4 of postmaster.pid, and `ready` to line
+    /// 8 once it accepts connections. pg_ctl detects a file left by a killed server.
     fn running_port(&self) -> Result<Option<u16>, Error> {
         let Some((port, _)) = self.postmaster_file() else {
             return Ok(None);
@@ -370,14 +414,20 @@ impl Folder {
         }
     }
 
+    /// The server's process. Ignores the file of a killed server.
+    fn postmaster(&self) -> Option<u32> {
+        let text = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        text.lines().next()?.trim().parse().ok().filter(|process| is_alive(*process))
+    }
+
     fn postmaster_file(&self) -> Option<(u16, bool)> {
         let text = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         Some((lines.get(3)?.parse().ok()?, lines.get(7) == Some(&"ready")))
     }
 
-    /// Starts the server on a free port. Somebody may take the port between our look and its start;
-    /// then it exits, and we look again.
+    /// Starts the server on a free port. If another process takes the port first, the server exits, and we
+    /// try another.
     fn start_server(&self, options: &ClusterOptions) -> Result<u16, Error> {
         let mut attempts_left = 5;
         let mut port = self.usual_port();
@@ -389,7 +439,7 @@ impl Folder {
             };
             match self.try_start_server(port, options) {
                 Ok(()) => {
-                    fs::write(self.path.join("port"), port.to_string()).doing(|| "note the port".to_owned())?;
+                    fs::write(self.path.join("port"), port.to_string()).doing(|| "save the port".to_owned())?;
                     return Ok(port);
                 }
                 Err(Error::Program { output, .. })
@@ -399,17 +449,17 @@ impl Folder {
         }
     }
 
-    /// The port of the last time, if it is free: whoever has written it down finds the server again.
+    /// The port of the last run, if it is free, so that saved URLs stay valid.
     fn usual_port(&self) -> Option<u16> {
         let port = fs::read_to_string(self.path.join("port")).ok()?.trim().parse().ok()?;
         TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok().map(|_| port)
     }
 
     fn try_start_server(&self, port: u16, options: &ClusterOptions) -> Result<(), Error> {
-        // That of a server which was killed looks as if this one were ready.
+        // The file of a killed server would look as if this one were ready.
         let _ = fs::remove_file(self.data().join("postmaster.pid"));
         let log_path = self.path.join("server.log");
-        let log = File::create(&log_path).doing(|| format!("make {}", log_path.display()))?;
+        let log = File::create(&log_path).doing(|| format!("create {}", log_path.display()))?;
         let log_again = log.try_clone().doing(|| "share the log".to_owned())?;
         let mut server = self.programs.command("postgres", &self.server_user);
         server.arg("-D").arg(self.data()).arg("-p").arg(port.to_string()).arg("-k").arg(&self.socket);
@@ -422,18 +472,18 @@ impl Folder {
         for (name, value) in &options.settings {
             server.arg("-c").arg(format!("{name}={value}"));
         }
-        // A group of its own: Ctrl-C in a terminal is meant for us, not for the server.
+        // In its own process group: Ctrl-C in a terminal is meant for us, not for the server.
         let mut child =
             server.stdout(log).stderr(log_again).process_group(0).spawn().doing(|| "start postgres".to_owned())?;
 
-        let patience = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if self.postmaster_file() == Some((port, true)) {
                 reap(child);
                 return Ok(());
             }
             let exited = child.try_wait().doing(|| "watch postgres".to_owned())?.is_some();
-            if exited || Instant::now() > patience {
+            if exited || Instant::now() > deadline {
                 let _ = child.kill();
                 let output = last_lines(&fs::read(&log_path).unwrap_or_default());
                 return Err(Error::Program { program: "postgres", output });
@@ -442,23 +492,22 @@ impl Folder {
         }
     }
 
-    fn pg_ctl(&self, arguments: &[&str]) -> Result<(), Error> {
+    pub(crate) fn pg_ctl(&self, arguments: &[&str]) -> Result<(), Error> {
         let mut pg_ctl = self.programs.command("pg_ctl", &self.server_user);
         pg_ctl.args(arguments).arg("-D").arg(self.data());
         run("pg_ctl", pg_ctl)
     }
 
-    /// The processes that have a handle on this cluster.
+    /// The processes with a handle to this cluster.
     pub(crate) fn live_users(&self) -> Vec<u32> {
         let entries = fs::read_dir(self.users()).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.split('-').next()?.parse().ok()).collect()
     }
 }
 
-/// Somebody may have put a folder of their own, or a link to one of ours, where ours is to be: as root we would
-/// give it away.
-fn refuse_foreign(folder: &Path, server_user: &ServerUser) -> Result<(), Error> {
-    let metadata = fs::symlink_metadata(folder).doing(|| format!("look at {}", folder.display()))?;
+/// Rejects a folder, or a link, that another user has put in this place: as root we would give it away.
+fn reject_foreign(folder: &Path, server_user: &ServerUser) -> Result<(), Error> {
+    let metadata = fs::symlink_metadata(folder).doing(|| format!("read the metadata of {}", folder.display()))?;
     let mut owners = vec![current_user_id()?];
     if let ServerUser::Other { uid, .. } = server_user {
         owners.push(*uid);
@@ -473,7 +522,7 @@ fn set_mode(folder: &Path, mode: u32) -> Result<(), Error> {
     fs::set_permissions(folder, Permissions::from_mode(mode)).doing(|| format!("close {} to others", folder.display()))
 }
 
-/// FNV-1a: a short name for any text, which need not be more than well spread.
+/// FNV-1a: a short, well-distributed name for any text.
 pub(crate) fn short_hash(text: &str) -> String {
     let hash = text
         .bytes()
@@ -481,12 +530,30 @@ pub(crate) fn short_hash(text: &str) -> String {
     format!("{hash:016x}")
 }
 
-/// Waits for a process in the background: one that has ended and that nobody waited for still looks alive.
+fn signal(name: &str, processes: &[u32]) -> Result<(), Error> {
+    let mut kill = Command::new("sh");
+    // Some may have ended by themselves.
+    kill.args(["-c", r#"kill -s "$0" "$@" 2>/dev/null; true"#, name]).args(processes.iter().map(u32::to_string));
+    run("kill", kill)
+}
+
+fn children_of(process: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
+/// Whether the process exists and is not a zombie.
+fn is_alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Waits for a process in the background: without that, an ended process still looks alive.
 fn reap(mut child: Child) {
     std::thread::spawn(move || child.wait());
 }
 
-fn free_port() -> Result<u16, Error> {
+pub(crate) fn free_port() -> Result<u16, Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "find a free port on 127.0.0.1".to_owned())?;
     Ok(listener.local_addr().doing(|| "find a free port on 127.0.0.1".to_owned())?.port())
 }
@@ -500,7 +567,7 @@ pub(crate) fn random_hex() -> Result<String, Error> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn write_private(path: &Path, text: &str) -> Result<(), Error> {
+pub(crate) fn write_private(path: &Path, text: &str) -> Result<(), Error> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let _ = fs::remove_file(path);
@@ -521,7 +588,7 @@ fn run(program: &'static str, mut command: Command) -> Result<(), Error> {
     Err(Error::Program { program, output: last_lines(&[output.stdout, output.stderr].concat()) })
 }
 
-fn last_lines(output: &[u8]) -> String {
+pub(crate) fn last_lines(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     let lines: Vec<&str> = text.trim().lines().collect();
     lines[lines.len().saturating_sub(5)..].join("\n")

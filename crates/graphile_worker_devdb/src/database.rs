@@ -1,4 +1,4 @@
-//! A database for each test: a copy of a template that was installed once.
+//! Test databases: each test gets a copy of a template that is installed once.
 
 use crate::cluster::{Registration, random_hex, short_hash};
 use crate::error::Doing;
@@ -10,11 +10,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Once, mpsc};
 
-/// More templates than this are leftovers of earlier versions of somebody's schema.
+/// More templates than this are leftovers of earlier schema versions.
 const TEMPLATES_KEPT: i64 = 12;
 
-/// A database that is dropped with this value, except when a test panics: then its URL is printed, and
-/// it stays for ten minutes or until the next run.
+/// A test database. Dropped with this value, unless the test panics: then its URL is printed, and it is kept
+/// for ten minutes or until the next run.
 #[derive(Debug)]
 pub struct TestDatabase {
     name: String,
@@ -22,17 +22,17 @@ pub struct TestDatabase {
     options: PgConnectOptions,
     maintenance: PgConnectOptions,
     users: PathBuf,
-    /// The server runs for as long as this is there.
+    /// Keeps the server running.
     _registration: Arc<Registration>,
 }
 
 impl TestDatabase {
-    /// How to connect to it, over the cluster's unix socket.
+    /// Options to connect to it over the cluster's Unix socket.
     pub fn options(&self) -> PgConnectOptions {
         self.options.clone()
     }
 
-    /// The same as a URL, over TCP.
+    /// Its URL over TCP.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -46,7 +46,7 @@ impl TestDatabase {
 impl Drop for TestDatabase {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the test's database is kept for ten minutes, or until the next run: psql {}", self.url);
+            eprintln!("the test database is kept for ten minutes, or until the next run: psql {}", self.url);
             keep_server_running(&self.users);
         } else {
             let _ = JANITOR.send((self.maintenance.clone(), self.name.clone()));
@@ -54,7 +54,7 @@ impl Drop for TestDatabase {
     }
 }
 
-/// A process that does nothing, as one more user of the server.
+/// Starts an idle process that counts as a user of the server.
 fn keep_server_running(users: &Path) {
     static KEEPER: Once = Once::new();
     KEEPER.call_once(|| {
@@ -66,8 +66,8 @@ fn keep_server_running(users: &Path) {
     });
 }
 
-/// Drops databases in the background, so that a test does not wait for it. What it has not reached when
-/// the process ends is swept by the next one.
+/// Drops databases in the background, so that tests do not wait for it. The next process drops those that are
+/// left when this one ends.
 static JANITOR: LazyLock<mpsc::Sender<(PgConnectOptions, String)>> = LazyLock::new(|| {
     let (sender, names) = mpsc::channel::<(PgConnectOptions, String)>();
     std::thread::spawn(move || {
@@ -85,16 +85,15 @@ static JANITOR: LazyLock<mpsc::Sender<(PgConnectOptions, String)>> = LazyLock::n
 });
 
 impl Cluster {
-    /// A new database, copied from the template that `install` has prepared. `template` is any text
-    /// that names the contents, a version or a hash of a schema: a new name is installed once, whatever
-    /// the number of tests and processes that ask for it.
+    /// Creates a database from a template that `install` prepares. `template` names its contents (a version,
+    /// or a hash of a schema); each name is installed once across all tests and processes.
     pub async fn database<I>(&self, template: &str, install: I) -> Result<TestDatabase, Error>
     where
         I: AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     {
         static DATABASES: AtomicU32 = AtomicU32::new(0);
         let number = DATABASES.fetch_add(1, Ordering::Relaxed);
-        // The number of a process comes again, and an earlier one may have left databases.
+        // Process ids are reused, and an earlier process may have left databases.
         let name = format!("test_{}_{number}_{}", std::process::id(), &random_hex()?[..8]);
         let source = format!("template_{}", short_hash(template));
         let maintenance = self.options("postgres");
@@ -131,7 +130,8 @@ impl Cluster {
     where
         I: AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     {
-        // One installs, the others wait: an advisory lock, because a file lock would block the runtime.
+        // One process installs while the others wait. An advisory lock, because a file lock would block the
+        // runtime.
         let doing = || format!("install the template database `{template}`");
         sqlx::query("select pg_advisory_lock(hashtext($1))")
             .bind(source)
@@ -144,14 +144,14 @@ impl Cluster {
             .await
             .doing(doing)?;
         if !exists {
-            forget_old_templates(connection).await.doing(doing)?;
+            drop_old_templates(connection).await.doing(doing)?;
             let unfinished = format!("{source}_unfinished");
             drop_database(connection, &unfinished).await.doing(doing)?;
             execute(connection, format!("create database {unfinished}")).await.doing(doing)?;
             install(self.options(&unfinished))
                 .await
                 .map_err(|source| Error::Template { template: template.to_owned(), source })?;
-            // Nobody may connect: a template that is in use cannot be copied.
+            // Disallow connections: a template that is in use cannot be copied.
             execute(connection, format!("alter database {unfinished} allow_connections false")).await.doing(doing)?;
             terminate_connections(connection, &unfinished).await.doing(doing)?;
             execute(connection, format!("alter database {unfinished} rename to {source}")).await.doing(doing)?;
@@ -164,7 +164,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Drops the databases of test processes that are no more.
+    /// Drops the databases of test processes that have ended.
     async fn sweep(&self, connection: &mut PgConnection) -> Result<(), Error> {
         let doing = || "drop the databases of earlier tests".to_owned();
         let names: Vec<String> =
@@ -176,7 +176,7 @@ impl Cluster {
         for name in names {
             let owner = name.split('_').nth(1).and_then(|pid| pid.parse().ok());
             if !owner.is_some_and(|pid| alive.contains(&pid)) {
-                // Another process may be sweeping the same one.
+                // Another process may be dropping the same one.
                 let _ = drop_database(connection, &name).await;
             }
         }
@@ -184,7 +184,7 @@ impl Cluster {
     }
 }
 
-/// SQLSTATE 3D000: what `create database … template` says where the template is not there.
+/// SQLSTATE 3D000: the template of `create database … template` does not exist.
 fn is_missing_database(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "3D000")
 }
@@ -206,7 +206,7 @@ async fn drop_database(connection: &mut PgConnection, name: &str) -> sqlx::Resul
     execute(connection, format!("drop database if exists {name}")).await
 }
 
-async fn forget_old_templates(connection: &mut PgConnection) -> sqlx::Result<()> {
+async fn drop_old_templates(connection: &mut PgConnection) -> sqlx::Result<()> {
     let old: Vec<String> = sqlx::query_scalar(
         "select datname::text from pg_database where datname ~ '^template_[0-9a-f]{16}$' order by oid desc offset $1",
     )

@@ -1,35 +1,42 @@
-//! What can go wrong, each with what to do about it.
+//! The errors of this crate, with advice.
 
 use std::path::PathBuf;
 
-/// Why a private PostgreSQL could not be found, started or used.
+/// Errors of private PostgreSQL servers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No installation was found in any of the usual places.
+    /// PostgreSQL is not installed.
     #[error(
-        "PostgreSQL is not installed here (looked for initdb, pg_ctl and postgres in PATH, \
+        "PostgreSQL is not installed (searched for initdb, pg_ctl and postgres in PATH, \
          pg_config --bindir, /usr/lib/postgresql/*/bin, Homebrew and Postgres.app): install it with \
          `apt-get install postgresql` (Debian, Ubuntu), `dnf install postgresql-server` (Fedora) or \
          `brew install postgresql@17` (macOS), or set PGBIN to the folder of its programs"
     )]
     NotInstalled,
 
-    /// `PGBIN` names a folder without the programs.
-    #[error("PGBIN is {}, but there is no {missing} in it: set it to the folder that holds initdb, pg_ctl and postgres, or unset it", folder.display())]
+    /// PgBouncer is not installed.
+    #[error(
+        "PgBouncer is not installed (searched for pgbouncer in PATH, /usr/sbin and Homebrew): install it with \
+         `apt-get install pgbouncer` (Debian, Ubuntu), `dnf install pgbouncer` (Fedora) or `brew install pgbouncer` (macOS)"
+    )]
+    NoPgBouncer,
+
+    /// `PGBIN` does not contain the programs.
+    #[error("PGBIN is {}, but it does not contain {missing}: set it to the folder with initdb, pg_ctl and postgres, or unset it", folder.display())]
     WrongPgbin {
         /// The value of `PGBIN`.
         folder: PathBuf,
-        /// The first program that is not there.
+        /// The first missing program.
         missing: &'static str,
     },
 
-    /// The folder was made by a PostgreSQL whose programs are not the ones found.
-    #[error("{} was made by PostgreSQL {folder_version}, but {} is version {programs_version}: set PGBIN to the programs of version {folder_version}, or remove the folder to start anew", folder.display(), programs.display())]
+    /// The folder was created by another PostgreSQL version.
+    #[error("{} was created by PostgreSQL {folder_version}, but {} is version {programs_version}: set PGBIN to the programs of version {folder_version}, or delete the folder", folder.display(), programs.display())]
     VersionMismatch {
         /// The folder of the cluster.
         folder: PathBuf,
-        /// The version that made it.
+        /// The version that created it.
         folder_version: String,
         /// The folder of the programs.
         programs: PathBuf,
@@ -37,8 +44,8 @@ pub enum Error {
         programs_version: String,
     },
 
-    /// Started as root, PostgreSQL runs as another user, who must be able to reach the folder.
-    #[error("PostgreSQL refuses to run as root and would run as `{user}`, who may not enter {}: choose a folder elsewhere, or run as an ordinary user", blocked.display())]
+    /// The process runs as root, and the user that PostgreSQL would run as may not enter the folder.
+    #[error("PostgreSQL cannot run as root and would run as `{user}`, who may not enter {}: choose another folder, or do not run as root", blocked.display())]
     Unreachable {
         /// The user that PostgreSQL would run as.
         user: String,
@@ -46,8 +53,8 @@ pub enum Error {
         blocked: PathBuf,
     },
 
-    /// The folder is there but belongs to somebody else.
-    #[error("{} belongs to another user: remove it, or choose another folder", folder.display())]
+    /// The folder belongs to another user.
+    #[error("{} belongs to another user: delete it, or choose another folder", folder.display())]
     ForeignFolder {
         /// The folder of the cluster.
         folder: PathBuf,
@@ -58,39 +65,39 @@ pub enum Error {
     Program {
         /// Its name.
         program: &'static str,
-        /// The last lines it wrote.
+        /// The last lines of its output.
         output: String,
     },
 
-    /// A file or a process could not be handled.
+    /// An I/O error.
     #[error("could not {doing}")]
     Io {
-        /// What was tried.
+        /// What failed, as in "start postgres".
         doing: String,
-        /// Why it failed.
+        /// The error.
         source: std::io::Error,
     },
 
-    /// The server refused a statement.
+    /// A database error.
     #[error("could not {doing}")]
     Database {
-        /// What was tried.
+        /// What failed, as in "copy a running server".
         doing: String,
-        /// Why it failed.
+        /// The error.
         source: sqlx::Error,
     },
 
-    /// The function that installs a template failed.
+    /// Installing a template failed.
     #[error("could not install the template database `{template}`")]
     Template {
-        /// The name that was given to [`Cluster::database`](crate::Cluster::database).
+        /// The name that was passed to [`Cluster::database`](crate::Cluster::database).
         template: String,
-        /// Why it failed.
+        /// The error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// Turns an I/O error into ours, saying what was being done.
+/// Adds to an error what failed.
 pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
 }

@@ -1,4 +1,4 @@
-//! A private PostgreSQL in a folder: for development, and for tests that want a real database each.
+//! A private PostgreSQL in a folder: for development, and for tests that each need a real database.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -6,13 +6,13 @@
 //!
 //! let cluster = Cluster::open("./.graphile-worker")?;
 //! println!("psql {}", cluster.url("postgres"));
-//! // The server runs for as long as somebody has a handle on it.
+//! // The server runs as long as a process has a handle to it.
 //! std::io::stdin().read_line(&mut String::new())?;
 //! # Ok(()) }
 //! ```
 //!
-//! In a test, [`Cluster::for_tests`] joins the one cluster that all test processes of this user share,
-//! and [`Cluster::database`] gives each test a copy of a template that was installed once:
+//! In a test, [`Cluster::for_tests`] opens the cluster that all test processes of this user share, and
+//! [`Cluster::database`] gives each test a copy of a template that is installed once:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,20 +33,23 @@
 //!
 //! The examples use `tokio` and `sqlx` 0.9 with its features `postgres` and `runtime-tokio`.
 //!
-//! It runs the PostgreSQL programs that are installed ([`Programs::find`]) and downloads nothing. It
-//! needs a Unix.
+//! It runs an installed PostgreSQL ([`Programs::find`]) and downloads nothing. It requires Unix.
 //!
-//! Why not an existing crate (read in their sources): `pg-embed` 1.0 always downloads its binaries;
-//! `postgresql_embedded` 0.22 can trust an installation, but does not step down from root; `pgtemp` 0.7 finds an
-//! installation and steps down, but starts a server for each database. None of them shares a running cluster between
-//! test processes behind a lock, makes databases from a template, or stops the server when its last owner was killed.
+//! Why not an existing crate (as of their source code): `pg-embed` 1.0 always downloads its binaries;
+//! `postgresql_embedded` 0.22 can use an installation, but does not drop root privileges; `pgtemp` 0.7 finds
+//! an installation and drops them, but starts a server for each database. None of them shares a running
+//! cluster between test processes behind a lock, creates databases from a template, or stops the server when
+//! its last owner was killed.
 
 mod cluster;
 mod database;
 mod error;
+mod pgbouncer;
 mod programs;
+mod standby;
 
 pub use cluster::{Cluster, ClusterOptions};
 pub use database::TestDatabase;
 pub use error::Error;
+pub use pgbouncer::PgBouncer;
 pub use programs::Programs;

@@ -1,4 +1,4 @@
-//! Where the PostgreSQL programs are, and as whom to run them.
+//! Finding the PostgreSQL programs, and choosing the user that runs them.
 
 use crate::Error;
 use crate::error::Doing;
@@ -23,7 +23,7 @@ impl Programs {
         Programs::in_folder(&Places::of_this_machine().search()?)
     }
 
-    /// The installation whose programs are in this folder.
+    /// The installation in this folder.
     pub fn in_folder(bin: &Path) -> Result<Programs, Error> {
         let output = Command::new(bin.join("postgres"))
             .arg("--version")
@@ -33,7 +33,7 @@ impl Programs {
         Ok(Programs { bin: bin.to_owned(), major })
     }
 
-    /// The folder that holds `initdb`, `pg_ctl` and `postgres`.
+    /// The folder with `initdb`, `pg_ctl` and `postgres`.
     pub fn bin(&self) -> &Path {
         &self.bin
     }
@@ -48,14 +48,14 @@ impl Programs {
         if let ServerUser::Other { uid, gid, .. } = user {
             command.uid(*uid).gid(*gid);
         }
-        // A server must not take its settings, or its locale, from whoever happened to start it first.
+        // A server must not take its settings or its locale from the process that happened to start it.
         for (name, _) in std::env::vars_os() {
             let inherited = name.to_string_lossy();
             if inherited.starts_with("PG") || inherited.starts_with("LC_") || inherited == "LANG" {
                 command.env_remove(&name);
             }
         }
-        // The current folder may be one that the other user cannot enter.
+        // The other user may not be able to enter the current folder.
         command.current_dir("/").env("LC_ALL", "C").stdin(Stdio::null());
         command
     }
@@ -72,7 +72,7 @@ fn major_version(output: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Everything that [`Programs::find`] looks at, so that a test can lay it out in a folder.
+/// Where [`Programs::find`] searches, so that a test can replace it.
 struct Places {
     pgbin: Option<PathBuf>,
     path: Option<OsString>,
@@ -113,7 +113,7 @@ impl Places {
             .ok_or(Error::NotInstalled)
     }
 
-    /// `root/parent/<prefix><version>/child` for every version there is.
+    /// `root/parent/<prefix><version>/child` for every version.
     fn newest_first(&self, parent: &str, prefix: &str, child: &str) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.root.join(parent)) else {
             return Vec::new();
@@ -131,12 +131,12 @@ impl Places {
     }
 }
 
-/// As whom the server runs.
+/// The user that runs the server.
 #[derive(Debug, Clone)]
 pub(crate) enum ServerUser {
-    /// As whoever we are.
+    /// The current user.
     Ourselves,
-    /// We are root, and PostgreSQL refuses to be.
+    /// We are root, and PostgreSQL does not run as root.
     Other { name: String, uid: u32, gid: u32 },
 }
 
@@ -152,18 +152,17 @@ impl ServerUser {
         }
         Err(Error::Program {
             program: "id",
-            output: "PostgreSQL refuses to run as root, and there is no user `postgres` or `nobody` to run it as"
-                .to_owned(),
+            output: "PostgreSQL cannot run as root, and there is no user `postgres` or `nobody`".to_owned(),
         })
     }
 }
 
 pub(crate) fn current_user_id() -> Result<u32, Error> {
-    let failed = || Error::Program { program: "id", output: "it does not say who we are".to_owned() };
+    let failed = || Error::Program { program: "id", output: "could not determine the current user".to_owned() };
     id(&["-u"])?.ok_or_else(failed)
 }
 
-/// What `id` says, or nothing where there is no such user.
+/// The output of `id`; `None` if the user does not exist.
 fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
     let output = Command::new("id").args(arguments).output().doing(|| "run `id`".to_owned())?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().parse().ok())
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_version_of_debian_wins_by_number_not_by_letter() {
+    fn debian_versions_are_compared_as_numbers() {
         let root = Root::new("debian");
         root.installation("usr/lib/postgresql/9.6/bin");
         let newest = root.installation("usr/lib/postgresql/17/bin");
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_without_the_server_is_passed_over() {
+    fn an_installation_without_the_server_is_skipped() {
         let root = Root::new("client-only");
         std::fs::remove_file(root.installation("usr/lib/postgresql/17/bin").join("postgres")).expect("removed");
         let whole = root.installation("usr/lib/postgresql/15/bin");
@@ -261,17 +260,17 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_pgbin_is_an_error_even_where_path_would_do() {
+    fn a_wrong_pgbin_is_an_error_even_if_path_has_an_installation() {
         let root = Root::new("pgbin");
         root.installation("usr/lib/postgresql/15/bin");
         let mut places = root.places();
         places.pgbin = Some(root.0.join("empty"));
         let message = places.search().expect_err("a wrong PGBIN").to_string();
-        assert!(message.contains("no initdb in it"), "{message}");
+        assert!(message.contains("does not contain initdb"), "{message}");
     }
 
     #[test]
-    fn major_versions_are_read_from_what_postgres_prints() {
+    fn major_versions_are_parsed_from_the_output_of_postgres() {
         assert_eq!(major_version("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"), "15");
         assert_eq!(major_version("postgres (PostgreSQL) 18beta1\n"), "18");
     }

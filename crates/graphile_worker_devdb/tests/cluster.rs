@@ -105,6 +105,25 @@ fn the_server_stops_after_its_last_handle_is_dropped() {
     folder.wait_until_stopped();
 }
 
+/// The watchdog has decided to stop the server, and takes its time: it still holds its lock.
+#[test]
+fn the_server_stops_even_if_it_was_started_while_an_earlier_watchdog_was_ending() {
+    let folder = Folder::new("ending");
+    folder.open().stop().unwrap();
+    while folder.0.join("users").exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let earlier = std::fs::File::create(folder.0.join("watchdog")).unwrap();
+    earlier.lock().unwrap();
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(earlier);
+    });
+    drop(folder.open());
+    ending.join().unwrap();
+    folder.wait_until_stopped();
+}
+
 #[test]
 fn the_server_stops_after_its_owner_was_killed_and_starts_again() {
     let folder = Folder::new("killed");
@@ -262,7 +281,7 @@ fn a_folder_of_another_version_is_refused() {
     std::fs::create_dir_all(&data).unwrap();
     std::fs::write(data.join("PG_VERSION"), "9\n").unwrap();
     let message = Cluster::open(&folder.0).unwrap_err().to_string();
-    assert!(message.contains("was made by PostgreSQL 9, but"), "{message}");
+    assert!(message.contains("was created by PostgreSQL 9, but"), "{message}");
 }
 
 #[test]
@@ -317,4 +336,28 @@ fn a_server_comes_back_on_its_port_and_can_be_found_only_while_it_runs() {
     cluster.stop().unwrap();
     assert_eq!(Cluster::url_if_running(&folder.0, "postgres"), None);
     assert_eq!(folder.open().url("postgres"), url);
+}
+
+#[tokio::test]
+async fn a_standby_follows_its_primary_until_that_is_killed_and_the_standby_promoted() {
+    let (folder, folder_of_standby) = (Folder::new("primary"), Folder::new("standby"));
+    let primary = folder.open();
+    let mut on_primary = connect(&primary).await;
+    sqlx::raw_sql("create table t as select generate_series(1, 1000) n").execute(&mut on_primary).await.unwrap();
+    let standby = primary.standby(ClusterOptions::new(&folder_of_standby.0).durable(false)).await.unwrap();
+    sqlx::raw_sql("insert into t values (1001)").execute(&mut on_primary).await.unwrap();
+    let mut on_standby = connect(&standby).await;
+    let sum = "select sum(n) from t";
+    while sqlx::query_scalar::<_, i64>(sum).fetch_one(&mut on_standby).await.unwrap() != 501_501 {}
+    let refused = sqlx::raw_sql("insert into t values (1002)").execute(&mut on_standby).await.unwrap_err();
+    assert!(refused.to_string().contains("read-only"), "{refused}");
+    // Over TCP, too, with the same password.
+    PgConnection::connect(&standby.url("postgres")).await.unwrap();
+
+    primary.kill().unwrap();
+    sqlx::raw_sql(sum).execute(&mut on_primary).await.expect_err("the primary is gone");
+    primary.kill().unwrap();
+    standby.promote().unwrap();
+    sqlx::raw_sql("insert into t values (1002)").execute(&mut on_standby).await.unwrap();
+    assert_eq!(sqlx::query_scalar::<_, i64>(sum).fetch_one(&mut on_standby).await.unwrap(), 502_503);
 }

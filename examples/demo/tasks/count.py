@@ -1,4 +1,4 @@
-# Python without the run bit: runs in a Python that stays warm, many jobs at once.
+# A Python file without the run bit. A Python process that stays alive runs many of its jobs at once.
 async def task(payload, helpers):
     letters = len(payload["text"])
     helpers.logger.info(f"{letters} letters")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The job comes on standard input as {"payload": …}; what is printed goes into the log.
+# Standard input is the job, as {"payload": …}. The worker logs the output.
 to=$(sed -n 's/.*"to": *"\([^"]*\)".*/\1/p')
 echo "sending to ${to:-nobody}"
 sleep 0.1

@@ -1,4 +1,4 @@
-// JavaScript: runs in a Node that stays warm. `helpers` are those of Node's own worker.
+// A Node process that stays alive runs JavaScript tasks. The second argument has the helpers of Node's own worker.
 module.exports = async (payload, { addJob, logger }) => {
   logger.info(`welcoming ${payload.name}`);
   await addJob("send_email", { to: payload.email });

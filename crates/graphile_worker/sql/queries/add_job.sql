@@ -1,6 +1,6 @@
--- Adds one job. Its task is not looked up: one that is made just now is not visible to this statement.
+-- Adds one job. Its task is not looked up: if this statement creates the task, it cannot see it.
 select
-  jobs.id, jobs.job_queue_id, $1::text as task_identifier, jobs.payload::text as payload, jobs.priority,
+  jobs.id, jobs.job_queue_id, $1::pg_catalog.text as task_identifier, jobs.payload::pg_catalog.text as payload, jobs.priority,
   jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
   jobs.locked_at, jobs.revision, jobs.flags
-from :"schema".add_job($1, $2::text::json, $3, $4, $5, $6, $7, $8, $9) as jobs;
+from :"schema".add_job($1, $2::pg_catalog.text::pg_catalog.json, $3, $4, $5, $6, $7, $8, $9) as jobs;

@@ -1,5 +1,5 @@
--- Frees jobs and queues whose locks are older than 4 hours: both kinds of worker take such a lock for that of a
--- dead one. Reads the whole table; `skip locked`, so that it waits for nobody.
+-- Releases jobs and queues whose locks are older than 4 hours: Node's worker and ours treat such a lock as that of a
+-- dead worker. Reads the whole table; `skip locked`, so that it never waits.
 with stale_jobs as (
   select id from :"schema"._private_jobs where locked_at < now() - interval '4 hours' for update skip locked
 ), jobs as (

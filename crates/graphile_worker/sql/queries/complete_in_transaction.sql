@@ -1,6 +1,9 @@
--- Completes job $1 inside the caller's transaction, if it is still what worker $2 claimed at $3. Locks that job.
--- The queue it belongs to stays with the worker, who passes it on.
--- (Or whole hours after $3: see keep_locks_fresh.sql.)
+-- Completes job $1 in the caller's transaction, if worker $2 still holds the claim of $3 (or of whole hours after $3:
+-- see keep_locks_fresh.sql). Locks that job. Its queue stays locked by the worker, which releases it.
 delete from :"schema"._private_jobs
-where id = $1 and locked_by = $2 and extract(epoch from locked_at - $3::timestamptz)::numeric % 3600 = 0
+where id operator(pg_catalog.=) $1 and locked_by operator(pg_catalog.=) $2
+  and case when pg_catalog.isfinite(locked_at) then
+    (extract(epoch from locked_at operator(pg_catalog.-) $3::pg_catalog.timestamptz)::numeric operator(pg_catalog.%) 3600::numeric)
+      operator(pg_catalog.=) 0::numeric
+  end
 returning id;

@@ -1,2 +1,2 @@
--- All jobs there are. Reads the whole table: only for reports after a move.
+-- Number of all jobs. Reads the whole table: only for the report of a migration.
 select count(*) from :"schema"._private_jobs;

@@ -1,4 +1,4 @@
--- Says what the crontab items $1 are ($2), and returns those that somebody else has said to be something else.
+-- Publishes the definitions $2 of the crontab items $1, and returns the definitions of other workers that differ.
 with others as (
   select said.identifier, said.item
   from unnest($1::text[], $2::text[]) as mine (identifier, item)

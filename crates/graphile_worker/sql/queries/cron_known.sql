@@ -1,8 +1,9 @@
--- Makes the crontab items $1 known as of $2. Returns those that were known before, and since when their ticks count: what
--- was missed before that is not made up for. Locks nothing that is there already.
+-- Registers the crontab items $1 as known since $2. Returns those that were registered before, with their last
+-- execution, or with the time of their registration if they never fired. Earlier ticks are not backfilled. Locks no
+-- existing rows.
 with new as (
   insert into :"schema"._private_known_crontabs (identifier, known_since)
-  select unnest($1::text[]), $2
+  select pg_catalog.unnest($1::text[]), $2
   on conflict do nothing
 )
 select identifier, coalesce(last_execution, known_since) as since

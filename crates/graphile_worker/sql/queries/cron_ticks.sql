@@ -1,9 +1,11 @@
--- Adds the jobs of ticks of crontab items, each of which nobody has added yet: the item's last_execution is before it.
--- Locks the items in the order of the crontab: Node's worker does so too, and nobody waits crosswise.
+-- Adds the jobs of ticks of crontab items. Skips ticks that another worker has added: the item's last_execution is not
+-- before them. Locks the items in the order of the crontab. Node's worker uses the same order, so the two cannot
+-- deadlock.
 --
 -- $1 identifiers  $2 ticks  $3 tasks  $4 payloads  $5 queues  $6 maximum attempts  $7 keys  $8 priorities  $9 key modes
--- $10 flags, as JSON  $11 run_at  $12 places of the items in the crontab.
--- Returns for each tick, by its place in the arrays, whether its item is known, and the job, if it was added here.
+-- $10 flags, as JSON  $11 run_at  $12 positions of the items in the crontab.
+-- Returns for each tick, in the order of the arrays, whether its item is registered, and the job, if this statement
+-- added it.
 with ticks as (
   select *
   from unnest(

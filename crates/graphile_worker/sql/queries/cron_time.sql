@@ -1,2 +1,2 @@
--- What time it is.
+-- The current time of the database.
 select clock_timestamp() as now;

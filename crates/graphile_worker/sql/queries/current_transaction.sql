@@ -1,2 +1,2 @@
--- The id of the current transaction, by which transaction_status.sql tells later what became of it.
+-- The id of the current transaction, with which transaction_status.sql later finds its outcome.
 select txid_current();

@@ -1,4 +1,5 @@
--- Deletes jobs that have failed for good and do not run. Skips rows that another session has locked, so it waits for none.
+-- Deletes permanently failed jobs that are not running. Skips rows that another session has locked, so that it never
+-- waits.
 delete from :"schema"._private_jobs
 where id = any (array(
   select id from :"schema"._private_jobs

@@ -1,25 +1,26 @@
--- One exchange of worker $1: it reports jobs, frees queues and claims jobs, in one statement.
+-- One exchange of worker $1: reports outcomes, frees queues and claims jobs, in one statement.
 --
--- Fence: an outcome is written only if the job is still this worker's, with the same locked_by and locked_at as when it
--- was claimed, or whole hours later, as `keep_locks_fresh.sql` leaves it. (It is one `case`, because a planner that sees
--- locked_by alone may prefer to read the whole table for the few rows of this worker.)
+-- Fence: an outcome is written only if this worker still holds the job under the same claim: locked_by is the worker,
+-- and locked_at is the time of the claim, or whole hours later, as `keep_locks_fresh.sql` leaves it. (`isfinite`,
+-- because infinite times cannot be subtracted. One `case`, because a planner that sees locked_by alone may read the
+-- whole table to find the few rows of this worker.)
 --
--- Locks: every row with `skip locked`, so that an exchange does not wait for a row while it holds others (but for one case,
--- see `LOCK_TIMEOUT` in exchange.rs). Rows that
--- another transaction has locked are not written; the last row of the result names them, and the worker reports them
--- again. Such a lock may be an application's, or last only a moment: a claim with an older snapshot locks a row before it
--- sees that the row is taken. A queue stays locked while this worker has jobs of it, and passes from one of its jobs to
--- the next without being free in between.
+-- Locks: every row with `skip locked`, so that an exchange does not wait for a row while it holds others (with one
+-- exception: see `LOCK_TIMEOUT` in exchange.rs). Rows that another transaction has locked are not written. The last row
+-- of the result lists them, and the worker reports them again. Such a lock may belong to the application, or last only
+-- a moment: a claim with an older snapshot locks a row before it sees that the row is taken. A queue stays locked while
+-- this worker has jobs of it, and is not freed between two of them.
 --
--- PostgreSQL checks the conditions of a row again if it changed after this statement began, and cannot do that if they lead
--- to a CTE that writes. So what is locked or written depends only on CTEs that read or lock, and through `array(…)`.
+-- PostgreSQL rechecks the conditions of a row if the row changed after this statement began. It cannot do that if the
+-- conditions refer to a CTE that writes. So the rows to lock or write depend only on CTEs that read or lock, through
+-- `array(…)`.
 --
--- The plan is made once, perhaps while the table is empty, and has to serve when it is full. So nothing may look cheap
--- then only: rows are found by `id = any (array[…])`, which leaves one way to begin, and if an index of the contract
--- could be read from end to end because its condition holds, the condition is not repeated.
+-- The plan is made once, perhaps while the table is empty, and must still be good when the table is full. So no bad
+-- plan may look cheap for an empty table: rows are found by `id = any (array[…])`, which leaves only one access path,
+-- and a condition is not repeated if that would allow a full scan of one of the contract's indexes.
 --
--- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_queued and
--- _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
+-- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_by_task, _rs_jobs_queued,
+-- _rs_jobs_queued_by_task and _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
 --
 --  $1 worker            $2 $3 finished jobs: ids, locked_at
 --  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
@@ -31,10 +32,14 @@
 --  $14 flags it must not run, or null   $15 what time it is, or null for the database's
 --  $18 how many seconds old its heartbeat may be, null if it has none: a worker that may have been declared dead claims
 --      nothing
+--  $20 how many bytes of payloads it may take, about, besides the last one: they wait in the worker's memory
+--  $21 flags of which a job must have one, or null   $22 an object of the flags that a job may have, or null (both in a `case`:
+--      the planner takes `is null or …?|…` for a condition that few jobs meet)
 --
--- Returns the claimed jobs and, last, one row without an id: the time of the claim (`clock`), reported jobs and queues that
--- others have locked (`blocked_jobs`, `blocked_queues`), and whether there are due jobs that others have locked
--- (`contended`).
+-- Returns the claimed jobs, and one last row without an id: the time of the claim (`clock`); the reported jobs and
+-- queues that other transactions have locked (`blocked_jobs`, `blocked_queues`); whether some due jobs were not claimed
+-- because others had locked them or because they did not fit (`contended`); and the reported jobs that this worker no
+-- longer holds, whose outcomes were not written (`rejected_jobs`).
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), done as materialized (
@@ -43,12 +48,14 @@ with recursive clock as (
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
   where case when jobs.locked_by = $1 then
     jobs.locked_at = outcome.locked_at
-    or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
+    or case when isfinite(jobs.locked_at) then
+      extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+    end
   end
   for update of jobs skip locked
 ), finished as (
-  -- By ctid, which saves a look into the index. A row that changed after this statement began has another one then, and is
-  -- left: it counts as blocked (`left_over`).
+  -- By ctid, which saves an index lookup. A row that changed after this statement began has a new ctid and is not
+  -- deleted: it counts as blocked (`left_over`).
   delete from :"schema"._private_jobs as jobs
   where jobs.ctid = any (array(select place from done where job_queue_id is null))
   returning jobs.id
@@ -58,38 +65,40 @@ with recursive clock as (
 ), back as materialized (
   select
     jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
-    outcome.unbegun, jobs.job_queue_id,
+    outcome.attempts_before_claim, jobs.job_queue_id,
     :"schema"._rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed
   from unnest(
     $4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[],
     $19::int[]
-  ) as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key, unbegun)
+  ) as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key, attempts_before_claim)
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
   where case when jobs.locked_by = $1 then
     jobs.locked_at = outcome.locked_at
-    or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
+    or case when isfinite(jobs.locked_at) then
+      extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+    end
   end
   for update of jobs skip locked
 ), withdrawn as (
-  -- Removed before it began.
+  -- Removed before it started.
   delete from :"schema"._private_jobs as jobs
-  using back where jobs.id = any (array[back.id]) and back.is_removed and back.unbegun is not null
-), given_back as (
+  using back where jobs.id = any (array[back.id]) and back.is_removed and back.attempts_before_claim is not null
+), unlocked as (
   update :"schema"._private_jobs as jobs
   set
     locked_at = null,
     locked_by = null,
     last_error = coalesce(back.error, jobs.last_error),
     run_at = case
-      when back.unbegun is not null then jobs.run_at
+      when back.attempts_before_claim is not null then jobs.run_at
       else coalesce(
         back.run_at,
         greatest(clock.now, case when not back.is_removed then jobs.run_at end)
-          + coalesce(back.seconds, exp(least(jobs.attempts, 10))) * interval '1 second'
+          + coalesce(back.seconds, exp(least(jobs.attempts, 10)::float8)) * interval '1 second'
       )
     end,
     attempts = case
-      when back.unbegun is not null then back.unbegun
+      when back.attempts_before_claim is not null then back.attempts_before_claim
       when back.attempts = -1 and not back.is_removed and jobs.key is not distinct from back.key
         then greatest(jobs.attempts - 1, 0)
       when back.attempts = 1 then jobs.max_attempts
@@ -98,19 +107,28 @@ with recursive clock as (
     payload = coalesce(back.payload::json, jobs.payload),
     updated_at = now()
   from clock, back
-  where jobs.id = any (array[back.id]) and not (back.is_removed and back.unbegun is not null)
+  where jobs.id = any (array[back.id]) and not (back.is_removed and back.attempts_before_claim is not null)
 ),
--- Reported, still this worker's, and locked by others. Looked for only if fewer rows were locked than reported.
+-- Whether fewer rows were locked than reported. Only then are the missing ones looked up.
+short as (
+  select (select count(*) from done) + (select count(*) from back)
+    < pg_catalog.cardinality($2) + pg_catalog.cardinality($4) as is_short
+),
+-- Reported jobs that this worker still holds, and that other transactions have locked.
 blocked as (
   select outcome.id, jobs.job_queue_id
-  from unnest($2::bigint[] || $4::bigint[], $3::timestamptz[] || $5::timestamptz[]) as outcome (id, locked_at)
+  from unnest(
+    $2::bigint[] operator(pg_catalog.||) $4::bigint[], $3::timestamptz[] operator(pg_catalog.||) $5::timestamptz[]
+  ) as outcome (id, locked_at)
   join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
-  where (select count(*) from done) + (select count(*) from back) < cardinality($2) + cardinality($4)
+  where (select is_short from short)
     and outcome.id not in (select id from done)
     and outcome.id not in (select id from back)
     and case when jobs.locked_by = $1 then
       jobs.locked_at = outcome.locked_at
-      or extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600 = 0
+      or case when isfinite(jobs.locked_at) then
+        extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+      end
     end
 ),
 -- A queue stays locked while one of its jobs is blocked.
@@ -121,8 +139,8 @@ free_queues as (
     and job_queues.id <> all (array(select job_queue_id from blocked where job_queue_id is not null))
   for no key update skip locked
 ),
--- The priorities that occur among jobs without a queue: one index probe each. Within one, due jobs come first, so
--- that jobs of the future are never read.
+-- The distinct priorities of jobs without a queue: one index probe each. Within a priority, due jobs come first, so
+-- future jobs are never read.
 unqueued_priorities as (
   (
     select priority from :"schema"._private_jobs
@@ -139,7 +157,12 @@ unqueued_priorities as (
 ), unqueued as (
   select due.*
   from unqueued_priorities as known, clock, lateral (
-    select jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
+    select
+      jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
+      case
+        when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+        else pg_catalog.pg_column_size(jobs.payload)
+      end as size
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
@@ -148,32 +171,62 @@ unqueued_priorities as (
       and jobs.task_id = any ($12::int[])
       and $17::int[] is null
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+      and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+      and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
     order by jobs.run_at, jobs.id
     limit $13
     for update skip locked
   ) as due
   limit $13
 ),
--- The same if tasks are limited, without locks: rows that are locked and then not taken would look taken to others.
-unqueued_seen as (
+-- If some tasks have limits: the jobs task by task, up to the limit of each, because a task at its limit may have a
+-- million jobs in front of the others. Takes no locks: rows that are locked but not claimed would look claimed to other
+-- workers.
+waiting_tasks as (
+  (
+    select task_id from :"schema"._private_jobs
+    where is_available = true and (job_queue_id is null)::int = 1 and $13 > 0 and $17::int[] is not null
+    order by task_id, priority, run_at, id limit 1
+  )
+  union all
+  select (
+    select jobs.task_id from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and (jobs.job_queue_id is null)::int = 1 and jobs.task_id > known.task_id
+    order by jobs.task_id, jobs.priority, jobs.run_at, jobs.id limit 1
+  )
+  from waiting_tasks as known where known.task_id is not null
+), unqueued_by_task as (
   select due.*
   from unqueued_priorities as known, clock, lateral (
-    select jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
-    from :"schema"._private_jobs as jobs
-    where jobs.is_available = true
-      and jobs.job_queue_id is null
-      and jobs.priority = known.priority
-      and jobs.run_at <= clock.now
-      and jobs.task_id = any ($12::int[])
-      and $17::int[] is not null
-      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-    order by jobs.run_at, jobs.id
+    select first.*
+    from waiting_tasks as waiting, lateral (
+      select
+        jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
+        case
+          when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+          else pg_catalog.pg_column_size(jobs.payload)
+        end as size
+      from :"schema"._private_jobs as jobs
+      where jobs.is_available = true
+        and (jobs.job_queue_id is null)::int = 1
+        and jobs.task_id = waiting.task_id
+        and jobs.priority = known.priority
+        and jobs.run_at <= clock.now
+        and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+        and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+        and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
+      order by jobs.run_at, jobs.id
+      limit least($13, coalesce($17[pg_catalog.array_position($12, waiting.task_id)], $13))
+    ) as first
+    where waiting.task_id = any ($12::int[])
+    order by first.run_at, first.id
     limit $13
   ) as due
+  where $17 is not null
   limit $13
 ),
--- The jobs with a queue that come first: their queues are those to try. They may all be of queues that somebody
--- holds, so this reads only so far.
+-- The first jobs with a queue: their queues are tried first. Other workers may hold all these queues, so the number of
+-- jobs read is limited.
 queued_priorities as (
   (
     select priority from :"schema"._private_jobs
@@ -187,8 +240,47 @@ queued_priorities as (
     order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
   from queued_priorities as known where known.priority is not null
-), first_queued as (
-  select due.job_queue_id, row_number() over () as nth
+),
+-- If tasks are limited, each task's own, as above: a task at its limit may have jobs in a million queues.
+waiting_queued_tasks as (
+  (
+    select task_id from :"schema"._private_jobs
+    where is_available = true and (job_queue_id is not null)::int = 1 and $13 > 0 and $17::int[] is not null
+    order by task_id, priority, run_at, id limit 1
+  )
+  union all
+  select (
+    select jobs.task_id from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and (jobs.job_queue_id is not null)::int = 1 and jobs.task_id > known.task_id
+    order by jobs.task_id, jobs.priority, jobs.run_at, jobs.id limit 1
+  )
+  from waiting_queued_tasks as known where known.task_id is not null
+), first_queued_by_task as (
+  select due.job_queue_id
+  from queued_priorities as known, clock, lateral (
+    select first.job_queue_id
+    from waiting_queued_tasks as waiting, lateral (
+      select jobs.job_queue_id, jobs.run_at, jobs.id
+      from :"schema"._private_jobs as jobs
+      where jobs.is_available = true
+        and (jobs.job_queue_id is not null)::int = 1
+        and jobs.task_id = waiting.task_id
+        and jobs.priority = known.priority
+        and jobs.run_at <= clock.now
+        and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+        and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+        and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
+      order by jobs.run_at, jobs.id
+      limit 50 + 2 * $13
+    ) as first
+    where waiting.task_id = any ($12::int[])
+    order by first.run_at, first.id
+    limit 50 + 2 * $13
+  ) as due
+  where $17 is not null
+  limit 50 + 2 * $13
+), first_queued_of_any_task as (
+  select due.job_queue_id
   from queued_priorities as known, clock, lateral (
     select jobs.job_queue_id
     from :"schema"._private_jobs as jobs
@@ -198,10 +290,18 @@ queued_priorities as (
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+      and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+      and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
     order by jobs.run_at, jobs.id
     limit 50 + 2 * $13
   ) as due
+  where $17 is null
   limit 50 + 2 * $13
+), first_queued as (
+  select job_queue_id, row_number() over () as nth
+  from (
+    select job_queue_id from first_queued_of_any_task union all select job_queue_id from first_queued_by_task
+  ) as first
 ), first_queues as (
   select job_queues.id
   from (select job_queue_id as id, min(nth) as nth from first_queued group by job_queue_id order by nth) as first
@@ -215,10 +315,10 @@ queued_priorities as (
   ) as job_queues
   limit $13
 ),
--- Where those were not enough: all queues that have waiting jobs, one index probe each, up to a thousand, beginning
--- anywhere, so that where there are more, each has its turn.
+-- If those queues were not enough: all queues with waiting jobs, one index probe each, up to 1,000. Starts at a random
+-- queue, so that with more queues than that, each gets its turn.
 some_queue as materialized (
-  select floor(random() * last.job_queue_id)::int as id
+  select floor(random() * last.job_queue_id::float8)::int as id
   from (
     select job_queue_id from :"schema"._private_jobs
     where is_available = true and job_queue_id is not null
@@ -237,7 +337,8 @@ some_queue as materialized (
   ) as next on true
   where known.steps < 1000 and not (known.came_round and (next.id is null or next.id > known.began))
 ),
--- Of these, those whose first job comes first. It comes after those of the queues above, which the walk met.
+-- Of these, the queues whose first job comes first. It comes after the jobs of `first_queues`, which the first pass
+-- found.
 heads as (
   select job_queues.id
   from other_queues
@@ -251,6 +352,8 @@ heads as (
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+      and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+      and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
     order by jobs.priority, jobs.run_at, jobs.id
     limit 1
   ) as head
@@ -269,46 +372,73 @@ heads as (
 ), queued as (
   select due.*
   from won_queues, clock, lateral (
-    select jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id
+    select
+      jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
+      case
+        when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+        else pg_catalog.pg_column_size(jobs.payload)
+      end as size
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id = won_queues.id
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+      and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+      and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
     order by jobs.priority, jobs.run_at, jobs.id
-    -- Only the first of a queue can run now; the others spare a round trip each, if there is room for them.
+    -- Only the first job of a queue can run now. Each further one saves a round trip, if there is room for it.
     limit (select greatest($13 / greatest(count(*), 1), 1) from won_queues)
     for update skip locked
   ) as due
 ), candidates as (
-  select * from unqueued union all select * from unqueued_seen union all select * from queued
+  select * from unqueued union all select * from unqueued_by_task union all select * from queued
 ), within_limits as (
   select * from candidates where $17::int[] is null
   union all
-  select job_queue_id, task_id, priority, run_at, id
+  select job_queue_id, task_id, priority, run_at, id, size
   from (
     select *, row_number() over (partition by task_id order by priority, run_at, id) as nth_of_task
     from candidates where $17 is not null
   ) as numbered
-  where nth_of_task <= coalesce($17[array_position($12, task_id)], 2147483647)
+  where nth_of_task <= coalesce($17[pg_catalog.array_position($12, task_id)], 2147483647)
+), sized as (
+  select *, sum(size) over (order by priority, run_at, id rows unbounded preceding) as stored
+  from within_limits order by priority, run_at, id limit $13
 ), ranked as (
-  select id, job_queue_id from within_limits order by priority, run_at, id limit $13
+  -- Jobs before which the payloads have all the bytes that there is room for are left. PostgreSQL may have compressed a
+  -- payload, to a hundredth at best, so it does not do to ask how much it takes. `size` is the length of a payload that takes
+  -- 400 to 1,900 bytes, which is quickly found out. One that takes more is read for it only here: from the first hundredth
+  -- of the room on, and if there is room for it even as it is stored.
+  select
+    id, job_queue_id,
+    stored - size < $20::int and coalesce(
+      sum(case
+        when size < 1900 or stored < $20 / 100 or stored - size >= $20 then size
+        else (
+          select octet_length(jobs.payload::text) from :"schema"._private_jobs as jobs where jobs.id = any (array[sized.id])
+        )
+      end) over (order by priority, run_at, id rows between unbounded preceding and 1 preceding),
+      0
+    ) < $20 as fits
+  from sized
 ), locked_late as (
   select jobs.id from :"schema"._private_jobs as jobs
-  where jobs.id = any (array(select id from ranked where job_queue_id is null and $17 is not null))
-    -- is_available, in words that lead to no other index.
+  where jobs.id = any (array(select id from ranked where job_queue_id is null and $17 is not null and fits))
+    -- The same as is_available, written so that the planner cannot use another index.
     and jobs.locked_at is null and jobs.attempts < jobs.max_attempts
   for update skip locked
 ),
--- Locked against a sweep that declares it dead; looked at only if there is something to claim.
+-- The worker's registration, locked so that no sweep can declare it dead meanwhile. Read only if there are jobs to
+-- claim.
 alive as (
   select workers.worker_id from :"schema"._rs_workers as workers
   where workers.worker_id = $1 and workers.last_heartbeat_at > now() - make_interval(secs => $18::float8)
   for key share skip locked
 ), chosen as (
   select id, job_queue_id from ranked
-  where ($17 is null or job_queue_id is not null or id in (select id from locked_late))
+  where fits
+    and ($17 is null or job_queue_id is not null or id in (select id from locked_late))
     and ($18 is null or exists (select from alive where ranked.id is not null))
 ), touched_queues as (
   select id, bool_or(kept) as kept
@@ -328,8 +458,8 @@ alive as (
 ), claimed as (
   update :"schema"._private_jobs as jobs
   set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
-  -- By id, although ctid is a little faster: a row that was changed since this statement began has another ctid, and would
-  -- be left out here while its queue is locked above.
+  -- By id, although ctid is a little faster: a row that changed after this statement began has a new ctid, and would be
+  -- skipped here although its queue is locked above.
   where jobs.id = any (array(select id from chosen))
   returning
     id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
@@ -341,9 +471,9 @@ left_over as (
     and (select count(*) from finished) < (select count(*) from done where job_queue_id is null)
     and id not in (select id from finished)
 ),
--- What other workers can do now: jobs that go back unbegun, and due jobs of a queue that is free.
+-- Work for other workers: jobs that were released before they started, and due jobs of queues that this exchange frees.
 for_others as (
-  select from back where back.unbegun is not null and not back.is_removed and back.job_queue_id is null
+  select from back where back.attempts_before_claim is not null and not back.is_removed and back.job_queue_id is null
   union all
   select from touched_queues as touched, clock, lateral (
     select from :"schema"._private_jobs as jobs
@@ -357,7 +487,7 @@ for_others as (
 )
 select
   claimed.*, null::timestamptz as clock, null::bigint[] as blocked_jobs, null::int[] as blocked_queues,
-  null::boolean as contended
+  null::boolean as contended, null::bigint[] as rejected_jobs
 from claimed
 union all
 select
@@ -372,7 +502,7 @@ select
   $13 > 0 and (select count(*) from chosen) < $13 and (
     exists (select from ranked where ranked.id not in (select id from chosen))
     or exists (
-      -- Only the first: a job that others have locked is one of them.
+      -- Only the first ones: a due job that another transaction has locked is among them.
       select from unqueued_priorities as known, lateral (
         select jobs.id, jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
         where $17 is null
@@ -385,6 +515,8 @@ select
       ) as due
       where due.task_id = any ($12::int[])
         and ($14::text[] is null or (due.flags ?| $14) is not true)
+        and case when $21::text[] is not null then due.flags ?| $21 else true end
+        and case when $22::jsonb is not null then (due.flags <@ $22) is not false else true end
         and due.id not in (select id from chosen)
     )
     or exists (
@@ -392,10 +524,17 @@ select
       join :"schema"._private_job_queues as job_queues on job_queues.id = any (array[first_queued.job_queue_id])
       where job_queues.is_available and job_queues.id not in (select id from won_queues)
     )
+  ),
+  array(
+    select reported.id from pg_catalog.unnest($2::bigint[] operator(pg_catalog.||) $4::bigint[]) as reported (id)
+    where (select is_short from short)
+      and reported.id not in (select id from done)
+      and reported.id not in (select id from back)
+      and reported.id not in (select id from blocked)
   )
 from clock
--- The notification is a part of the exchange: nobody hears of jobs that were not given back after all.
+-- The notification is part of the exchange, so it is sent only if the release commits.
 left join lateral (
-  select pg_notify('jobs:insert', '{"r":' || random() || ',"count":1,"worker":' || to_json($1::text) || '}')
+  select pg_notify('jobs:insert', '{"r":' || random()::text || ',"count":1,"worker":' || pg_catalog.to_json($1::text)::text || '}')
   from (select from for_others limit 1) as any_job
 ) as notified on true;

@@ -1,5 +1,5 @@
--- The job $1 with all that is known of it: payload, the lock of its queue, how often its workers have died with it.
--- Locks nothing; by primary keys.
+-- The job $1 with all details: payload, the lock of its queue, how often it was recovered. Locks nothing; by primary
+-- keys.
 select
   jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, jobs.priority,
   case

@@ -1,7 +1,7 @@
--- One value for the SQL functions as they stand, whoever wrote them. The schema's name is part of it: functions
--- of a schema that was renamed still look for their tables under the old name.
+-- A checksum of the installed SQL functions, whoever wrote them. It includes the schema's name: after a schema was
+-- renamed, its functions still use the old name.
 select md5(string_agg(
-  concat_ws(E'\x01', :'schema', proname, prosrc, proconfig::text), E'\x02' order by proname, prosrc
+  pg_catalog.concat_ws(E'\x01', :'schema', proname, prosrc, proconfig::text, prosecdef), E'\x02' order by proname, prosrc
 ))
 from pg_proc
 where pronamespace = (select oid from pg_namespace where nspname = :'schema') and proname in (
@@ -9,5 +9,6 @@ where pronamespace = (select oid from pg_namespace where nspname = :'schema') an
   'force_unlock_workers', '_rs_job_problem', '_rs_job_names', '_rs_flags_object', '_rs_give_up', '_rs_task_id', '_rs_job_queue_id',
   '_rs_json_arrays_joined', '_rs_next_job_id', '_rs_sweep_lock', '_rs_dead_workers', '_rs_recover_jobs',
   '_rs_forget_workers', '_rs_sweep_stale_workers', '_rs_notify_jobs', '_rs_put_keyed_job', '_rs_may_administer', '_rs_is_removed',
-  '_rs_hold_name', '_rs_verify_name', '_rs_known_names', '_rs_delete_unused_names'
+  '_rs_hold_name', '_rs_verify_name', '_rs_known_names', '_rs_delete_unused_names',
+  '_rs_adds_as_owner', '_rs_add_job_as_owner', '_rs_add_jobs_as_owner'
 );

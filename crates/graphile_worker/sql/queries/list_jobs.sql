@@ -1,8 +1,9 @@
--- Jobs without their payloads, a page in the order of ids. Null is any: $1 states, $2 task, $3 queue, $4 key, $5 a text
--- that is somewhere in payload, last error or key, $6 the id after which to begin. $7 the newest first, $8 how many.
+-- A page of jobs without their payloads, in the order of ids. Null matches any: $1 states, $2 task, $3 queue, $4 key,
+-- $5 a text in payload, last error or key, $6 the id after which to start. $7 newest first, $8 the maximum number.
 --
--- Locks nothing. Prepared for each call with its values known, so that conditions which do not apply vanish: a page then
--- goes by the primary key, one key by its index. What is rare and has no index reads the table (0.2 s for a million jobs).
+-- Locks nothing. Planned for each call with known parameters, so that conditions that do not apply disappear: a page
+-- then uses the primary key, one key its index. Rare jobs without an index require a scan of the table (0.2 s for a
+-- million jobs).
 select
   jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, state.name as state, jobs.priority,
   jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,

@@ -1,5 +1,5 @@
--- The queues, those that somebody holds first, then those with the most jobs waiting; at most $1.
--- Locks nothing. Reads the waiting jobs of queues by _rs_jobs_by_queue, and the table once for the jobs that run.
+-- The queues: locked ones first, then those with the most waiting jobs; at most $1. Locks nothing. Reads the waiting
+-- jobs of queues by _rs_jobs_by_queue, and the table once for the running jobs.
 with waiting as (
   select
     job_queue_id, count(*) as waiting, count(*) filter (where run_at <= now()) as ready,

@@ -1,4 +1,4 @@
--- Who holds jobs or queues. A lock of 4 hours is stale and does not count. Reads the whole table.
+-- The workers that hold jobs or queues. A lock of 4 hours is stale and does not count. Reads the whole table.
 select distinct locked_by
 from (
   select locked_at, locked_by from :"schema"._private_jobs

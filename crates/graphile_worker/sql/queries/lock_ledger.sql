@@ -1,2 +1,2 @@
--- Lets nobody else migrate until this transaction ends; readers of the ledger go on.
+-- Blocks all other migrations until this transaction ends; the ledger can still be read.
 lock table :"schema".migrations in share row exclusive mode;

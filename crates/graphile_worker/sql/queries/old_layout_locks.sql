@@ -1,5 +1,5 @@
--- Locks that workers hold on jobs and queues of an old layout, after 900 has set it aside (and so
--- holds everybody off): how many, and whose. A lock of 4 hours is stale and does not count.
+-- The locks on jobs and queues of an old layout, after 900 has renamed its tables (and so locked out all other
+-- sessions): their number, and the workers. A lock of 4 hours is stale and does not count.
 select count(*) as held, coalesce(string_agg(distinct locked_by, ', '), '') as workers
 from (
   select locked_at, locked_by from :"schema"._old_jobs

@@ -1,5 +1,5 @@
--- The jobs that the dead workers $1 hold, and who held each. Locks them; `skip locked`: one that is being changed by
--- somebody else is left for the next sweep. Reads the whole table: nothing indexes locked_by.
+-- The jobs that the dead workers $1 hold, each with its worker. Locks them with `skip locked`: the next sweep handles
+-- jobs that another transaction is changing. Reads the whole table, because no index covers locked_by.
 select
   jobs.id, jobs.job_queue_id, jobs.payload::text as payload, jobs.priority,
   jobs.run_at, jobs.attempts, jobs.max_attempts,

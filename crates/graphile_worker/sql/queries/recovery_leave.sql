@@ -1,2 +1,2 @@
--- Worker $1 has left, and has written what became of everything it held.
+-- Deletes the registration of worker $1, which has stopped and holds no jobs.
 delete from :"schema"._rs_workers where worker_id = $1;

@@ -1,4 +1,4 @@
--- The ids of the tasks named $1, and whether any job waits at all.
+-- The ids of the tasks named $1, and whether any job is waiting at all.
 select
   identifier, id, exists (select from :"schema"._private_jobs where is_available = true) as jobs_wait
 from :"schema"._private_tasks

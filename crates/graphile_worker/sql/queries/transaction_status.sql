@@ -1,2 +1,2 @@
--- What became of transaction $1: 'in progress', 'committed' or 'aborted'; null if it is too old to be known.
+-- The outcome of transaction $1: 'in progress', 'committed' or 'aborted'; null if it is too old.
 select txid_status($1::bigint);

@@ -1,2 +1,2 @@
--- Drops the schema with all that is in it or rests on it. Waits for whoever uses its tables.
+-- Drops the schema with everything in it or depending on it. Waits for sessions that use its tables.
 drop schema :"schema" cascade;

@@ -1,35 +1,88 @@
--- What decides whether the job $1 runs, in one row; nulls where there is no such job. $2 is after how many seconds without
--- a heartbeat a worker counts as dead. Locks nothing. Counts at most 10,000 jobs that come first, by _rs_jobs_by_queue or
--- _rs_jobs_unqueued; reads the table once for the locks.
+-- What decides whether the job $1 runs, in one row; nulls if it does not exist. Locks nothing; reads the table once
+-- for the locks of workers.
 --
--- `tasks` is looked for in a worker's row as JSON: before a migration it is not there.
+-- A row that an open transaction has locked or changed names that transaction in `xmax`; as long as it is open, it holds a
+-- lock on its own number, which `pg_locks` shows to every role. If several transactions share the lock, `xmax` is the number of
+-- a multixact, which lists them. Nothing shows which of the two it is, and an old `xmax` may equal the number of a multixact
+-- of other rows; so only its transactions that have locked rows of the same table count.
+--
+-- A worker's row is read as JSON, because before a migration some of its columns do not exist.
 with job as (
-  select jobs.*, tasks.identifier as task_identifier
+  select jobs.*, jobs.xmax as locker, jobs.tableoid as relation, tasks.identifier as task_identifier
   from :"schema"._private_jobs as jobs
   join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
   where jobs.id = $1::bigint
-), live as (
-  select workers.worker_id, to_jsonb(workers) -> 'tasks' as tasks
+), queue as (
+  select job_queues.*, job_queues.xmax as locker, job_queues.tableoid as relation
+  from :"schema"._private_job_queues as job_queues
+  where job_queues.id = (select job_queue_id from job)
+), transactions as (
+  select
+    locks.transactionid, locks.virtualtransaction,
+    pg_catalog.json_build_object(
+      'pid', locks.pid, 'application_name', activity.application_name, 'role', activity.usename,
+      'state', activity.state, 'seconds', extract(epoch from clock_timestamp() - activity.xact_start)::float8,
+      'prepared', prepared.gid
+    ) as about
+  from pg_locks as locks
+  left join pg_stat_activity as activity on activity.pid = locks.pid
+  left join pg_prepared_xacts as prepared on locks.pid is null and prepared.transaction = locks.transactionid
+  where locks.locktype = 'transactionid' and locks.mode = 'ExclusiveLock' and locks.granted
+), lockers as (
+  select 'job' as what, job.locker as transactionid, null::oid as relation from job
+  union all
+  select 'queue', queue.locker, null from queue
+  union all
+  select found.what, members.xid, found.relation
+  from (
+    select 'job' as what, job.locker, job.relation from job
+    union all
+    select 'queue', queue.locker, queue.relation from queue
+  ) as found
+  -- It fails for a number that is no multixact, yet or any more.
+  cross join lateral pg_get_multixact_members(case
+    when mxid_age(found.locker) between 1 and (select max(mxid_age(datminmxid)) from pg_database) then found.locker
+  end) as members
+), row_locks as (
+  select
+    lockers.what,
+    -- The oldest first.
+    pg_catalog.json_agg(transactions.about order by age(transactions.transactionid) desc) as holders
+  from lockers
+  join transactions on transactions.transactionid = lockers.transactionid
+  where lockers.relation is null or exists (
+    select from pg_locks as locks
+    where locks.locktype = 'relation' and locks.relation = lockers.relation and locks.granted
+      and locks.virtualtransaction = transactions.virtualtransaction
+  )
+  group by lockers.what
+), held as (
+  select
+    locked_by as worker_id, count(*) as jobs,
+    count(*) filter (where task_id = (select task_id from job)) as jobs_of_task, max(locked_at) as last_locked_at
+  from :"schema"._private_jobs where locked_by is not null group by locked_by
+), registered as (
+  select workers.worker_id, workers.last_heartbeat_at, workers.heartbeat_interval, pg_catalog.to_jsonb(workers) as about
   from :"schema"._rs_workers as workers
-  where workers.last_heartbeat_at >= now() - make_interval(secs => $2::float8)
 ), connected as (
-  -- One that registers, but not here, works in another schema.
+  -- A worker that registers, but not here, works in another schema.
   select distinct named.worker_id
   from pg_stat_activity, split_part(application_name, ' ', 2) as named (worker_id)
   where datname = current_database() and application_name like 'graphile\_worker %'
     and (
       named.worker_id not like 'rs-live-%'
-      or exists (select from :"schema"._rs_workers as workers where workers.worker_id = named.worker_id)
+      or exists (select from registered where registered.worker_id = named.worker_id)
     )
-), holding as (
-  -- Ids that begin with rs-live- are of workers that register: if they have no row, they are dead.
-  select distinct locked_by as worker_id
-  from :"schema"._private_jobs
-  where locked_at > now() - interval '4 hours' and locked_by not like 'rs-live-%'
+), ids as (
+  select worker_id from registered
+  union select worker_id from connected
+  union select worker_id from held where last_locked_at > now() - interval '4 hours'
+  union select locked_by from job where locked_by is not null
+  union select locked_by from queue where locked_by is not null
 )
 select
   now() as now,
-  job.id, job.task_identifier, job_queues.queue_name, job.priority,
+  job.id, job.task_identifier, queue.queue_name, job.priority,
   case
     when job.locked_at is not null then 'running'
     when job.attempts >= job.max_attempts then 'failed'
@@ -41,54 +94,46 @@ select
   job.created_at, job.updated_at, job.key, job.locked_at, job.locked_by, job.revision,
   case when jsonb_typeof(job.flags) = 'object' then array(select jsonb_object_keys(job.flags)) else '{}' end
     as flags,
-  case
-    when job.locked_by is null then null
-    when exists (select from live where live.worker_id = job.locked_by) then 'alive'
-    when exists (select from :"schema"._rs_workers as workers where workers.worker_id = job.locked_by) then 'stale'
-    when job.locked_by like 'rs-live-%' then 'dead'
-    when exists (select from connected where connected.worker_id = job.locked_by) then 'alive'
-    else 'unknown'
-  end as worker_state,
-  job_queues.locked_at as queue_locked_at, job_queues.locked_by as queue_locked_by,
-  case when job_queues.locked_at is not null then (
+  queue.locked_at as queue_locked_at, queue.locked_by as queue_locked_by,
+  case when queue.locked_at is not null then (
     select min(running.id) from :"schema"._private_jobs as running
     where running.job_queue_id = job.job_queue_id and running.locked_at is not null
   ) end as queue_job_id,
-  case
-    when job.is_available and job.job_queue_id is not null then (
-      select count(*) from (
-        select from :"schema"._private_jobs as others
-        where others.is_available = true and others.job_queue_id = job.job_queue_id and others.run_at <= now()
-          and (others.priority, others.run_at, others.id) < (job.priority, job.run_at, job.id)
-        limit 10000
-      ) as first
-    )
-    when job.is_available then (
-      select count(*) from (
-        select from :"schema"._private_jobs as others
-        where others.is_available = true and others.job_queue_id is null and others.run_at <= now()
-          and (others.priority, others.run_at, others.id) < (job.priority, job.run_at, job.id)
-        limit 10000
-      ) as first
-    )
-    else 0
-  end as ahead,
-  (select count(*) from live) as live_workers,
-  (select count(*) from live where jsonb_typeof(tasks) = 'array') as workers_with_tasks,
-  (select count(*) from live where jsonb_typeof(tasks) = 'array' and tasks ? job.task_identifier) as workers_with_task,
+  (select holders::text from row_locks where what = 'job') as row_lock,
+  (select holders::text from row_locks where what = 'queue') as queue_row_lock,
   (
-    select count(*)
-    from (select worker_id from holding union select worker_id from connected) as seen
-    where worker_id not in (select worker_id from live)
-      -- A worker that registers and whose heart does not beat any more may still have its connection.
-      and worker_id not in (select worker_id from :"schema"._rs_workers)
-  ) as other_workers,
-  -- Node's workers, and whoever else listens for jobs of this database.
+    select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+      'worker_id', ids.worker_id,
+      'is_registered', registered.worker_id is not null,
+      -- Null behind a pooler, where connections have no name.
+      'is_connected', case
+        when connected.worker_id is not null then true
+        when registered.about -> 'settings'::text -> 'pooled'::text = 'true'::jsonb then null
+        else false
+      end,
+      'heartbeat_seconds', case when isfinite(registered.last_heartbeat_at) then
+        extract(epoch from now() - registered.last_heartbeat_at)::float8
+      end,
+      'interval_seconds', extract(epoch from registered.heartbeat_interval)::float8,
+      'host', registered.about -> 'host'::text,
+      'pid', registered.about -> 'pid'::text,
+      'slots', registered.about -> 'slots'::text,
+      'tasks', registered.about -> 'tasks'::text,
+      'settings', registered.about -> 'settings'::text,
+      'jobs', coalesce(held.jobs, 0),
+      'jobs_of_task', coalesce(held.jobs_of_task, 0)
+    ) order by ids.worker_id), '[]')::text
+    from ids
+    left join registered using (worker_id)
+    left join connected using (worker_id)
+    left join held using (worker_id)
+  ) as workers,
+  -- Node's workers, and all other sessions that listen for jobs in this database.
   (
     select count(*) from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and query ilike 'listen "jobs:insert"%'
   ) as listeners,
-  (select max(workers.last_heartbeat_at) from :"schema"._rs_workers as workers) as last_heartbeat_at
+  (select max(registered.last_heartbeat_at) from registered) as last_heartbeat_at
 from (select) as one
 left join job on true
-left join :"schema"._private_job_queues as job_queues on job_queues.id = job.job_queue_id;
+left join queue on true;

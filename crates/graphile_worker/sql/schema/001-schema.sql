@@ -1,3 +1,3 @@
--- The schema itself. Run only where it is missing: a role that may not create schemas
--- can still install into one that a DBA made, and `if not exists` would ask for the right anyway.
+-- Creates the schema. Only run if it does not exist: a role that may not create schemas can still install into one
+-- that a DBA created, and `if not exists` would require the right anyway.
 create schema :"schema";

@@ -1,2 +1,2 @@
--- Ledgers made before level 16 lack the flag that tells old workers to stay away.
+-- Ledgers created before level 16 lack the flag that keeps old workers from starting.
 alter table :"schema".migrations add column breaking boolean not null default false;

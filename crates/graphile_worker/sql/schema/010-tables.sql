@@ -1,5 +1,5 @@
--- The tables and the type that Node's worker and ours share. Constraints and indexes carry
--- the names that Node's own history gave them, so that a later Node migration finds what it expects.
+-- The tables and the type that Node's worker and ours share. Constraints and indexes have the names from Node's own
+-- migrations, so that a later migration of Node's finds what it expects.
 
 create table :"schema"._private_tasks (
   id int generated always as identity constraint tasks_pkey primary key,
@@ -55,13 +55,13 @@ create table :"schema"._private_known_crontabs (
   last_execution timestamptz
 );
 
--- No policies: only the owner, and whoever bypasses row security, sees or touches a row.
+-- No policies: only the owner, and roles that bypass row security, can read or change rows.
 alter table :"schema"._private_tasks enable row level security;
 alter table :"schema"._private_job_queues enable row level security;
 alter table :"schema"._private_jobs enable row level security;
 alter table :"schema"._private_known_crontabs enable row level security;
 
--- One element of the array that `add_jobs` takes.
+-- An element of the array that `add_jobs` takes.
 create type :"schema".job_spec as (
   identifier text,
   payload json,

@@ -1,4 +1,4 @@
--- What people and dashboards read. Payloads stay out: they may be large, and private.
+-- For people and dashboards. Without payloads, which may be large or private.
 create view :"schema".jobs as
   select
     jobs.id, job_queues.queue_name, tasks.identifier as task_identifier,

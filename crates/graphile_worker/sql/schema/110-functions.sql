@@ -1,14 +1,13 @@
 -- The SQL API: add_job, add_jobs, remove_job, complete_jobs, permanently_fail_jobs, reschedule_jobs,
--- force_unlock_workers, and their helpers, whose names begin with `_rs_` like all that is only ours.
+-- force_unlock_workers, and their helpers, whose names begin with `_rs_` like everything that is only ours.
 --
--- Each public function sets its own search_path, so a caller's cannot redirect it; the helpers run
--- under the path of the function that called them. To keep calls from deadlocking with one another, tasks come
--- before queues, names and keys go in alphabetical order, and jobs that are named by id in the order of their ids.
--- Runs in a transaction (by hand: `psql -1`).
+-- Each public function sets its own search_path, so that the caller's cannot redirect it; helpers run under the path
+-- of the calling function. To prevent deadlocks between calls, all functions lock tasks before queues, names and keys
+-- in alphabetical order, and jobs in the order of their ids. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- Says what is wrong with a job as 'CODE message', or null where nothing is. One expression, so that
--- the planner inlines it (which is also why it is `stable`: text || int is).
+-- Returns what is wrong with a job as 'CODE message', or null. A single expression, so that the planner inlines it
+-- (which is also why it is `stable`: text || int is).
 create or replace function :"schema"._rs_job_problem(
   identifier text, queue_name text, max_attempts int, job_key text, priority int, flags text[]
 ) returns text language sql stable as $$
@@ -16,33 +15,33 @@ create or replace function :"schema"._rs_job_problem(
     when identifier is null or identifier = '' then
       'GWBID Task identifier is empty, expected 1 to 128 characters.'
     when length(identifier) > 128 then
-      'GWBID Task identifier is too long (max length: 128), this one has ' || length(identifier) || '.'
+      'GWBID Task identifier is too long (max length: 128), this one has ' || length(identifier)::text || '.'
     when queue_name = '' then
       'GWBQN Job queue name is empty, expected 1 to 128 characters, or null for no queue.'
     when length(queue_name) > 128 then
-      'GWBQN Job queue name is too long (max length: 128), this one has ' || length(queue_name) || '.'
+      'GWBQN Job queue name is too long (max length: 128), this one has ' || length(queue_name)::text || '.'
     when job_key = '' then
       'GWBJK Job key is empty, expected 1 to 512 characters, or null for no key.'
     when length(job_key) > 512 then
-      'GWBJK Job key is too long (max length: 512), this one has ' || length(job_key) || '.'
+      'GWBJK Job key is too long (max length: 512), this one has ' || length(job_key)::text || '.'
     when max_attempts < 1 then
-      'GWBMA Job maximum attempts must be at least 1, found ' || max_attempts || '.'
+      'GWBMA Job maximum attempts must be at least 1, found ' || max_attempts::text || '.'
     when max_attempts > 32767 then
-      'GWBMA Job maximum attempts must be at most 32767, found ' || max_attempts || '.'
+      'GWBMA Job maximum attempts must be at most 32767, found ' || max_attempts::text || '.'
     when priority not between -32768 and 32767 then
-      '22003 Job priority must be between -32768 and 32767, found ' || priority || '.'
-    when array_position(flags, null) is not null then
+      '22003 Job priority must be between -32768 and 32767, found ' || priority::text || '.'
+    when pg_catalog.array_position(flags, null) is not null then
       '22004 Job flags must not contain null.'
   end
 $$;
 
 create or replace function :"schema"._rs_flags_object(flags text[])
 returns jsonb language sql immutable as $$
-  select jsonb_object_agg(flag, true) from unnest(flags) as flag
+  select pg_catalog.jsonb_object_agg(flag, true) from pg_catalog.unnest(flags) as flag
 $$;
 
--- Ends a loop that another session could have sent round once or twice, but not a thousand times: something is
--- there that this role cannot see.
+-- Ends a loop that another session can cause to repeat once or twice, but not a thousand times: there is a row that
+-- this role cannot see.
 create or replace function :"schema"._rs_give_up(what text)
 returns void language plpgsql as $$
 begin
@@ -53,7 +52,7 @@ begin
 end
 $$;
 
--- The id that a new job gets. As the owner: whoever may insert a job need not have rights on its sequence.
+-- The id of a new job. Runs as the owner: inserting a job does not require rights on its sequence.
 create or replace function :"schema"._rs_next_job_id()
 returns bigint language sql security definer
 set search_path = pg_catalog, :"schema", pg_temp
@@ -61,18 +60,18 @@ as $$
   select nextval(pg_get_serial_sequence('_private_jobs', 'id'))
 $$;
 
--- Keeps a task ('task') or queue ('queue') from being deleted until this transaction ends, whether it exists or not. Called
--- before the name is looked up: an id that was read earlier may be gone. See 160-used-names.sql. Always true, and one
--- expression, so that `is_held boolean := …` needs no query: that takes 2 µs, `perform` takes 4.
+-- Keeps a task ('task') or queue ('queue') from being deleted until this transaction ends, whether it exists or not.
+-- Called before the name is looked up: an id that was read earlier may be gone. See 160-used-names.sql. Always true,
+-- and a single expression, so that `is_held boolean := …` needs no query: that takes 2 µs, `perform` takes 4.
 create or replace function :"schema"._rs_hold_name(kind text, name text)
 returns boolean language sql as $$
   select pg_advisory_xact_lock_shared('_private_jobs'::regclass::oid::int, _rs_name_bucket(kind, name)) is not null
 $$;
 
--- For transactions above read committed: their snapshot may be older than the lock of `_rs_hold_name`, and show a name that
--- was deleted since. Then this fails with 40001. Rolls its row lock back at once, because Node's worker skips queues that are
--- locked; such a lock does not wait for updates of the row. Runs as the owner: adding a job does not need the right to
--- update names.
+-- For transactions above read committed: their snapshot may be older than the lock of `_rs_hold_name`, and contain a
+-- name that has been deleted since. Then this fails with 40001. Rolls its row lock back at once, because Node's
+-- worker skips queues that are locked; such a lock does not wait for updates of the row. Runs as the owner: adding a
+-- job does not require the right to update names.
 create or replace function :"schema"._rs_verify_name(kind text, name_id int)
 returns void language plpgsql security definer
 set search_path = pg_catalog, :"schema", pg_temp
@@ -89,8 +88,8 @@ exception when sqlstate 'GWOUT' then
 end
 $$;
 
--- The id of a task, made if it is new. Looks before it inserts: an identity value is an int, and
--- `on conflict` alone would burn one with every job.
+-- The id of a task; creates it if needed. Reads before it inserts: an identity value is an int, and `on conflict`
+-- alone would use one up with every job.
 create or replace function :"schema"._rs_task_id(name text)
 returns int language plpgsql as $$
 declare
@@ -114,7 +113,7 @@ begin
 end
 $$;
 
--- The id of a queue, made if it is new; null for no queue.
+-- The id of a queue; creates it if needed. Null for no queue.
 create or replace function :"schema"._rs_job_queue_id(name text)
 returns int language plpgsql strict as $$
 declare
@@ -165,9 +164,10 @@ begin
 end
 $$;
 
--- What many jobs have in common, for whoever then writes their rows in the same transaction: the time in microseconds,
--- the ids of the tasks, the ids of the queues. Nothing where a name or a number of attempts is not legal: `add_jobs`
--- says what is wrong. No session deletes these names until this transaction ends.
+-- What many jobs have in common, for a caller that writes their rows in the same transaction: the time in
+-- microseconds, the ids of the tasks, the ids of the queues. Returns nothing if a name or a number of attempts is
+-- invalid: `add_jobs` reports what is wrong. Also returns nothing for a role that may only add jobs with `add_jobs`.
+-- No session deletes these names until this transaction ends.
 create or replace function :"schema"._rs_job_names(identifiers text[], queue_names text[], attempts int2[])
 returns setof bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -178,6 +178,11 @@ begin
     or exists (select from unnest(attempts) as n where _rs_job_problem('any', null, n, null, null, null) is not null)
   then
     return;
+  end if;
+  if row_security_active('_private_jobs'::regclass::oid) then
+    if _rs_adds_as_owner() then
+      return;
+    end if;
   end if;
   perform _rs_task_id(name) from (select distinct unnest(identifiers) as name order by name) as names;
   perform _rs_job_queue_id(name) from (select distinct unnest(queue_names) as name order by name) as names;
@@ -195,8 +200,8 @@ begin
 end
 $$;
 
--- Two JSON arrays end to end, each element as it was written (a jsonb round trip would reorder keys
--- and refuse a NUL escape).
+-- Concatenates two JSON arrays, with each element unchanged (a jsonb round trip would reorder keys and reject a NUL
+-- escape).
 create or replace function :"schema"._rs_json_arrays_joined(first json, second json)
 returns json language sql immutable as $$
   select case
@@ -208,26 +213,26 @@ returns json language sql immutable as $$
   end
 $$;
 
--- Wakes the workers: `count` jobs have become available.
+-- Notifies the workers that `count` jobs have become available.
 create or replace function :"schema"._rs_notify_jobs(count bigint)
 returns void language sql as $$
-  select pg_notify('jobs:insert', '{"r":' || random() || ',"count":' || count || '}')
+  select pg_notify('jobs:insert', '{"r":' || random()::text || ',"count":' || count::text || '}')
 $$;
 
--- Whether a job was removed while a worker had claimed it: the mark that remove_job leaves. A claimed job was due, and the
--- run_at of a claimed job is nobody's to change, so it can be `infinity` only by that mark. Node's workers obey it, too: the
--- job is never due again, whatever they make of its attempts.
+-- Whether a job was removed while a worker held it: the mark that remove_job leaves. A claimed job was due, and no
+-- other function changes the run_at of a claimed job, so only that mark can be `infinity`. Node's workers respect it,
+-- too: the job is never due again, whatever they do with its attempts.
 create or replace function :"schema"._rs_is_removed(locked_at timestamptz, run_at timestamptz)
 returns boolean language sql immutable as $$
   select locked_at is not null and run_at = 'infinity'
 $$;
 
--- Writes a job that has a key: a new row, or new contents for the one that holds the key. Claiming a
--- job, replacing it and finishing it lock the same row, so whoever comes second sees what the first
--- one did: the answer is always a job, and that job always carries the new event.
+-- Writes a job that has a key: a new row, or new contents for the row with the key. Claiming, replacing and finishing
+-- a job lock the same row, so that the second session sees what the first one did: this always returns a job, and
+-- that job always contains the new event.
 --
--- A caller that holds the rows of other jobs must not wait for this one, which could be a deadlock: it gets the error GWAIT
--- if another transaction has locked the row.
+-- A caller that has locked other jobs must not wait for this one, which could deadlock: it gets the error GWAIT if
+-- another transaction has locked the row.
 create or replace function :"schema"._rs_put_keyed_job(
   id bigint, job_queue_id int, task_id int, payload json, priority int, run_at timestamptz,
   max_attempts int, job_key text, flags text[], preserve_run_at boolean, holds_others boolean
@@ -334,6 +339,14 @@ declare
   job_queue_id int;
   job _private_jobs;
 begin
+  -- A role that may only add jobs: see 112-role-functions.sql.
+  if row_security_active('_private_jobs'::regclass::oid) then
+    if _rs_adds_as_owner() then
+      return _rs_add_job_as_owner(
+        identifier, payload, queue_name, run_at, max_attempts, job_key, priority, flags, job_key_mode
+      );
+    end if;
+  end if;
   if problem is not null then
     raise exception using errcode = left(problem, 5), message = substr(problem, 7);
   end if;
@@ -411,12 +424,12 @@ begin
 end
 $$;
 
--- Adds many jobs and returns them in the order given, one row for each element of `specs`. Elements
--- that share a key are added one after the other; each of them returns the job as the last one left it.
+-- Adds many jobs and returns them in the order given, one row per element of `specs`. Elements with the same key are
+-- added one after the other; each of them returns the job as the last one left it.
 --
--- Names are looked up by subselects, not joins: a join may change the order of the rows, and sorting
--- them again would spill a large batch to disk. Sequential scans are off because a subselect runs once
--- a job, and on a table of a few hundred names the planner prefers to read all of it every time.
+-- Names are looked up by subselects, not joins: a join may change the order of the rows, and sorting them again would
+-- spill a large batch to disk. Sequential scans are off, because a subselect runs once per job, and for a table of a
+-- few hundred names the planner prefers to scan all of it every time.
 create or replace function :"schema".add_jobs(
   specs :"schema".job_spec[],
   job_key_preserve_run_at boolean default false
@@ -432,6 +445,12 @@ declare
 begin
   if coalesce(cardinality(specs), 0) = 0 then
     return;
+  end if;
+  if row_security_active('_private_jobs'::regclass::oid) then
+    if _rs_adds_as_owner() then
+      return query select * from _rs_add_jobs_as_owner(specs, job_key_preserve_run_at);
+      return;
+    end if;
   end if;
 
   select position, what into problem
@@ -517,8 +536,8 @@ begin
 end
 $$;
 
--- Removes the job that holds the key. One that is running stays until it ends, but gives the key up and never runs
--- again. Null if no job has the key.
+-- Removes the job with the key. A running job stays until it ends, but loses its key and never runs again. Null if no
+-- job has the key.
 create or replace function :"schema".remove_job(job_key text)
 returns :"schema"._private_jobs
 language plpgsql strict
@@ -597,7 +616,7 @@ as $$
   returning jobs.*
 $$;
 
--- Changes what is given and leaves what is null. A stale lock is cleared: the job is meant to run.
+-- Changes the given values; null keeps a value. Clears a stale lock, so that the job can run.
 create or replace function :"schema".reschedule_jobs(
   job_ids bigint[],
   run_at timestamptz default null,
@@ -643,8 +662,7 @@ begin
 end
 $$;
 
--- Frees whatever the named workers hold. For workers that are known to be dead: a live one would
--- find its jobs running elsewhere.
+-- Releases everything that these workers have locked. Only for dead workers: the jobs of a live one would run twice.
 create or replace function :"schema".force_unlock_workers(worker_ids text[])
 returns void
 language plpgsql
@@ -676,10 +694,11 @@ begin
 end
 $$;
 
--- Deletes tasks ('task') or free queues ('queue') that no job uses. Does not wait: skips names that a transaction holds
--- (`_rs_hold_name`) and rows that are locked; `is_busy` says whether it skipped a bucket. Locks only the buckets in which it
--- found an unused name, then checks again: a job that was added in between is visible to the next statement, which has a
--- snapshot of its own. Sessions that add jobs with names in these buckets wait until this transaction ends.
+-- Deletes tasks ('task') or unlocked queues ('queue') that no job uses. Never waits: skips names that a transaction
+-- holds (`_rs_hold_name`) and rows that are locked; `is_busy` says whether it skipped a bucket. Locks only the
+-- buckets in which it found an unused name, then checks again: a job that was added in between is visible to the next
+-- statement, which has its own snapshot. Sessions that add jobs with names in these buckets wait until this
+-- transaction ends.
 create or replace function :"schema"._rs_delete_unused_names(kind text)
 returns table (deleted bigint, is_busy boolean)
 language plpgsql

@@ -1,9 +1,9 @@
--- Recovery, step by step, as a worker does it and as an operator may from psql: in one transaction take the sweep lock,
--- find the dead workers, decide on their jobs, free their queues, forget them. `_rs_sweep_stale_workers` is all of it.
--- Runs in a transaction (by hand: `psql -1`).
+-- Recovery, step by step, as a worker runs it and as an operator can from psql: in one transaction, take the sweep
+-- lock, find the dead workers, decide what to do with their jobs, release their queues, delete their rows.
+-- `_rs_sweep_stale_workers` does all of it. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- Takes the right to sweep until the transaction ends; false where somebody else has it.
+-- Takes the sweep lock until the transaction ends; false if another session has it.
 create or replace function :"schema"._rs_sweep_lock()
 returns boolean language sql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -11,10 +11,11 @@ as $$
   select pg_try_advisory_xact_lock(hashtextextended('graphile_worker sweep ' || '_rs_workers'::regclass::oid, 0))
 $$;
 
--- The workers that are dead: their last heartbeat is older than the threshold (times the multiplier, where they hold a
--- job with one of the flags) and than two of their own intervals, or they hold something and are not registered any more. Locks the rows of the former, so
--- that they cannot claim anything meanwhile; one that is just claiming is left out. Only ids that begin with `rs-live-`
--- are of workers that register: others (Node's, or ours without recovery) are nobody's to declare dead.
+-- The dead workers: their last heartbeat is older than the threshold (times the multiplier, if they hold a job with
+-- one of the flags) and than two of their own intervals, or they hold something and are no longer registered. Locks
+-- the rows of the former, so that they cannot claim anything meanwhile; skips a worker that is just claiming. Only
+-- ids that begin with `rs-live-` belong to workers that register: others (Node's, or ours without recovery) are never
+-- declared dead.
 create or replace function :"schema"._rs_dead_workers(threshold interval, multiplier int, resilient_flags text[])
 returns setof text
 language plpgsql
@@ -47,12 +48,16 @@ begin
 end
 $$;
 
--- Frees jobs of dead workers; each as decided: 'default' refunds the attempt and waits for the delay, and from the second
--- time on a little longer at random, so that a job that kills its worker and those beside it go different ways. Where its
--- workers have died with it max_recoveries times, and for 'fail', the attempt counts, and it is tried again after the usual
--- back-off; 'reschedule' takes run_at and, if given, attempts. A job that was removed while it ran never runs again, whatever
--- was decided. One that was replaced by its key may never have begun: it gets its attempt back like any other. Returns
--- which of them, and whether it was quarantined.
+-- Releases jobs of dead workers, each as decided:
+-- - 'default' refunds the attempt and waits for the delay. From the second recovery on it adds a random delay, so
+--   that a job that kills its worker is separated from the jobs beside it. After max_recoveries recoveries it acts
+--   like 'fail'.
+-- - 'fail' counts the attempt, and the job is retried after the usual back-off.
+-- - 'reschedule' sets run_at and, if given, attempts.
+--
+-- A job that was removed while it ran never runs again, whatever was decided. A job that was replaced by its key may
+-- never have started: it gets its attempt back like any other. Returns the released jobs, and whether each was
+-- quarantined.
 create or replace function :"schema"._rs_recover_jobs(
   worker_ids text[], job_ids bigint[], decisions text[], run_ats timestamptz[], attempts int[],
   recovery_delay interval, max_recoveries int
@@ -112,7 +117,7 @@ begin
 end
 $$;
 
--- Frees the queues of dead workers, and forgets the workers themselves. A queue stays locked while a job of it does.
+-- Releases the queues of dead workers and deletes their rows. A queue stays locked while one of its jobs is.
 create or replace function :"schema"._rs_forget_workers(worker_ids text[])
 returns void
 language plpgsql
@@ -136,8 +141,8 @@ begin
 end
 $$;
 
--- All of it, for an operator. Returns each dead worker with the jobs that were freed; none where it was only asked who is
--- dead. Nothing where somebody else is sweeping.
+-- All of it, for an operator. Returns each dead worker with the released jobs (none for a dry run). Returns nothing
+-- if another session is sweeping.
 create or replace function :"schema"._rs_sweep_stale_workers(
   sweep_threshold interval default '5 minutes',
   recovery_delay interval default '30 seconds',

@@ -1,6 +1,6 @@
--- Who lives: workers whose recovery is on say so in `_rs_workers` again and again, and delete their row when they leave.
--- `version` is their release, `level` the last step of our ledger that it knows, `tasks` what they run.
--- `_rs_recoveries` counts how often a job's worker has died with it, and begins anew after a quiet day.
+-- Live workers: workers with recovery update their row in `_rs_workers` with every heartbeat, and delete it when they
+-- stop. `version` is their release, `level` the last step of our ledger that it supports, `tasks` the tasks they run.
+-- `_rs_recoveries` counts how often a job's worker has died, and starts again after a day without a recovery.
 create table if not exists :"schema"._rs_workers (
   worker_id text primary key,
   version text,

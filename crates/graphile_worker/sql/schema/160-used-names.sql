@@ -1,16 +1,16 @@
--- Keeps the names of tasks and queues that a job uses, whoever deletes them: our cleanup, Node's cleanup, or an operator.
+-- Keeps the names of tasks and queues that a job uses from being deleted, by our cleanup, Node's cleanup or an
+-- operator.
 --
--- A job holds the id of its task and of its queue, and no foreign key protects them. A session that adds a job therefore
--- takes a shared advisory lock on the bucket of each name before it looks the name up (`_rs_hold_name`), and keeps it until
--- its transaction ends. A session that deletes a name tries to get the same lock exclusively, and keeps the name if the
--- bucket is busy. Deleting never waits, so these locks cannot deadlock and buckets may be locked in any order.
+-- A job contains the ids of its task and its queue, without a foreign key. So a session that adds a job takes a
+-- shared advisory lock on the bucket of each name before it looks the name up (`_rs_hold_name`), and holds it until
+-- its transaction ends. A session that deletes a name tries to take the same lock exclusively, and keeps the name if
+-- the bucket is in use. Deleting never waits, so these locks cannot deadlock, and buckets may be locked in any order.
 --
--- Why buckets: one lock for each name would exhaust shared memory when a batch has 100,000 queues. Why not row locks: Node's
+-- Why buckets: one lock per name would exhaust shared memory if a batch has 100,000 queues. Why not row locks: Node's
 -- worker skips a queue whose row is locked.
 --
--- Creating a trigger waits for transactions that have changed the table, and everything else waits behind it meanwhile.
--- So it waits at most a second; the migration then tries again.
--- Runs in a transaction (by hand: `psql -1`).
+-- Creating a trigger waits for transactions that have changed the table, and all other sessions wait behind it. So it
+-- waits at most a second; then the migration retries. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 set local lock_timeout = '1s';
 
@@ -20,14 +20,14 @@ returns int language sql immutable as $$
   select hashtext(kind || ' ' || name) & 63
 $$;
 
--- Each statement of these functions has a snapshot of its own: the jobs are read after the lock was granted. Above read
--- committed that is not so, and the name is kept.
+-- Each statement of these functions has its own snapshot: the jobs are read after the lock was granted. Above read
+-- committed this does not hold, and the name is kept.
 --
--- They run as the owner, because row security would hide the jobs from other roles. `_rs_delete_unused_names` checks all
--- names in one query, and switches these triggers off for its transaction (`graphile_worker.names_are_unused`). Another
--- session can do the same, but gains nothing except deleting names, and needs the right to delete them anyway.
+-- They run as the owner, because row security would hide the jobs from other roles. `_rs_delete_unused_names` checks
+-- all names in one query, and turns these triggers off for its transaction (`graphile_worker.names_are_unused`).
+-- Another session can do the same, but only gains the deletion of names, for which it needs the right anyway.
 
--- One sequential scan of the jobs for each task: there are few tasks.
+-- One sequential scan of the jobs per task: there are few tasks.
 create or replace function :"schema"._rs_keep_used_task()
 returns trigger language plpgsql security definer
 set search_path = pg_catalog, :"schema", pg_temp
@@ -46,9 +46,9 @@ begin
 end
 $$;
 
--- There may be 100,000 queues, so this reads the index _rs_jobs_by_queue, which holds the available jobs. A running job has
--- a locked queue. One case remains: the queue of a job that has failed for good, if the job was added, run and given up
--- after Node's statement began. That statement itself sees all older jobs.
+-- There may be 100,000 queues, so this reads the index _rs_jobs_by_queue, which contains the available jobs. A
+-- running job has a locked queue. One case remains: the queue of a permanently failed job, if the job was added, run
+-- and failed after Node's statement started. That statement itself sees all older jobs.
 create or replace function :"schema"._rs_keep_used_queue()
 returns trigger language plpgsql security definer
 set search_path = pg_catalog, :"schema", pg_temp
@@ -69,7 +69,7 @@ begin
 end
 $$;
 
--- Tells workers that ids of tasks are gone: a worker asks for the ids of its tasks once and then remembers them.
+-- Notifies workers that ids of tasks are gone: a worker reads the ids of its tasks once and caches them.
 create or replace function :"schema"._rs_notify_deleted_tasks()
 returns trigger language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp

@@ -1,4 +1,4 @@
--- Levels 11 to 15: a job points at its task and its queue. No foreign key held the task in place: where it was
+-- Levels 11 to 15: jobs contain the ids of their task and queue. There was no foreign key on the task: if it was
 -- deleted, the job is kept under a name that says so.
 create view :"schema"._old_jobs_read as
   select

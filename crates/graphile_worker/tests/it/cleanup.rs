@@ -1,6 +1,6 @@
 //! Deleting what is no longer needed: no job loses its task or its queue, and no session waits for cleanup for long.
 
-use crate::support::{Db, Started, rows, until};
+use crate::support::{Db, PATIENCE, Started, rows, until};
 use graphile_worker::{CleanupTask, JobSpec, RawJobSpec, WorkerContext, WorkerOptions, WorkerUtils};
 use serde_json::{Value, json};
 use sqlx::postgres::PgListener;
@@ -43,7 +43,7 @@ fn utils(db: &Db) -> WorkerUtils {
 /// Cleanup that must not wait for other sessions.
 async fn clean_up(db: &Db, tasks: &[CleanupTask]) -> u64 {
     let utils = utils(db);
-    let cleaning = tokio::time::timeout(Duration::from_secs(30), utils.cleanup(tasks));
+    let cleaning = tokio::time::timeout(PATIENCE, utils.cleanup(tasks));
     cleaning.await.expect("cleanup waits for another session").unwrap()
 }
 
@@ -215,7 +215,7 @@ async fn behind_an_open_transaction_cleanup_stops_neither_adds_nor_workers() {
         let all = [NAMES[0], NAMES[1], CleanupTask::DeletePermanentlyFailedJobs];
         let (_, added) = tokio::join!(clean_up(&db, &all), adder.add_raw_job("t", n, JobSpec::default()));
         added.unwrap();
-        let begun = tokio::time::timeout(Duration::from_secs(30), ran.recv()).await;
+        let begun = tokio::time::timeout(PATIENCE, ran.recv()).await;
         assert_eq!(begun.expect("the job waits for cleanup"), Some(n));
     }
     commit(open).await;

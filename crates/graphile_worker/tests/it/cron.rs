@@ -156,14 +156,14 @@ async fn what_cannot_recur_is_refused_with_a_sentence() {
     assert_eq!(refused(Cron::daily_at::<SendDailyReport>(24, 0).map(|_| ())), "the hour is 24, expected 0–23");
     assert_eq!(
         refused(WorkerOptions::default().with_cron("0 8 * * * a\n60 8 * * 8 b ?prioritty=1").map(|_| ())),
-        "the crontab cannot be used:\n\
+        "the crontab is invalid:\n\
          crontab line 2, column 1: minute is `60`, expected 0–59\n\
          \x20 60 8 * * 8 b ?prioritty=1\n\
          \x20 ^^\n\
          crontab line 2, column 10: day of the week is `8`, expected 0–7 or sun–sat\n\
          \x20 60 8 * * 8 b ?prioritty=1\n\
          \x20          ^\n\
-         crontab line 2, column 15: option `prioritty` is not known, did you mean `priority`?\n\
+         crontab line 2, column 15: unknown option `prioritty`, did you mean `priority`?\n\
          \x20 60 8 * * 8 b ?prioritty=1\n\
          \x20               ^^^^^^^^^"
     );
@@ -173,13 +173,13 @@ async fn what_cannot_recur_is_refused_with_a_sentence() {
     let daily = || Cron::every_minute::<SendDailyReport>();
     assert_eq!(
         refused(init(WorkerOptions::default().with_crons([daily(), daily()])).await),
-        "two crontab items (of the tasks \"send_daily_report\" and \"send_daily_report\") have the identifier \
-         \"send_daily_report\", and their ticks would be taken for one another's: give one of them another with \
+        "two crontab items (tasks \"send_daily_report\" and \"send_daily_report\") have the same identifier \
+         \"send_daily_report\": give one of them another with \
          `?id=…` or `.id(…)`"
     );
     assert_eq!(
         refused(init(WorkerOptions::default().with_cron(daily().queue("two words"))).await),
-        "the crontab item of the task `send_daily_report`: queue is `two words`, expected letters, digits, `_`, `-` or `:`"
+        "crontab item of the task `send_daily_report`: queue is `two words`, expected letters, digits, `_`, `-` or `:`"
     );
 }
 
@@ -639,7 +639,7 @@ async fn workers_that_mean_different_things_by_one_identifier_are_told_so() {
         }
     }
     let text = log.text();
-    let complaints: Vec<&str> = text.lines().filter(|line| line.contains("another worker has another")).collect();
+    let complaints: Vec<&str> = text.lines().filter(|line| line.contains("another worker has a different")).collect();
     assert_eq!(complaints.len(), 2, "each once: {text}");
     assert!(complaints.iter().all(|line| line.contains("identifier=\"same\"") && line.contains("?id=")), "{text}");
     assert!(

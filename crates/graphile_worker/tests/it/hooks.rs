@@ -39,7 +39,12 @@ impl Plugin for Heard {
                 )*
             };
         }
-        hear!(WorkerStart, WorkerShutdown, WorkerStop, ListenConnecting, ListenSuccess, FetchStart, FetchEmpty);
+        let heard = self.clone();
+        hooks.on(WorkerShutdown, move |ctx| {
+            heard.say(format!("WorkerShutdown: {:?}", ctx.reason));
+            async {}
+        });
+        hear!(WorkerStart, WorkerStop, ListenConnecting, ListenSuccess, FetchStart, FetchEmpty);
         hear!(JobStart, JobSuccess, JobError, JobFailed, JobComplete);
     }
 }
@@ -102,7 +107,7 @@ async fn listening_and_stopping_are_told_of() {
     running.await.unwrap().unwrap();
     let told = heard.all();
     assert!(told.contains(&"ListenConnecting".to_owned()));
-    assert_eq!(told[told.len() - 2..], ["WorkerShutdown", "WorkerStop"]);
+    assert_eq!(told[told.len() - 2..], ["WorkerShutdown: Graceful", "WorkerStop"]);
 }
 
 #[tokio::test]
@@ -113,7 +118,7 @@ async fn a_worker_that_is_stopped_before_it_begins_tells_of_both() {
     worker.request_shutdown();
     worker.run().await.unwrap();
     let told: Vec<String> = heard.all().into_iter().filter(|event| event.starts_with("Worker")).collect();
-    assert_eq!(told, ["WorkerStart", "WorkerShutdown", "WorkerStop"]);
+    assert_eq!(told, ["WorkerStart", "WorkerShutdown: Graceful", "WorkerStop"]);
 }
 
 #[tokio::test]
@@ -126,9 +131,9 @@ async fn a_hook_decides_whether_a_job_runs_and_what_it_has_come_to() {
     let ran = heard.clone();
     options(&db)
         .on(BeforeJobRun, |ctx| async move {
-            match ctx.job.payload.get() {
-                "\"skip\"" => HookResult::Skip,
-                "\"fail\"" => HookResult::Fail("not today".to_owned()),
+            match ctx.payload.as_str() {
+                Some("skip") => HookResult::Skip,
+                Some("fail") => HookResult::Fail("not today".to_owned()),
                 _ => HookResult::Continue,
             }
         })
@@ -172,8 +177,8 @@ async fn a_hook_changes_or_refuses_a_job_that_is_to_be_added() {
     let job = utils.add_raw_job("t", json!({"a": 1}), JobSpec::default()).await.unwrap();
     assert_eq!(job.payload.get(), r#"{"a":1,"traced":true}"#);
     let error = utils.add_raw_job("forbidden", json!({}), JobSpec::default()).await.unwrap_err();
-    assert!(matches!(error, Error::JobRefused { .. }));
-    assert_eq!(error.to_string(), "a job of the task \"forbidden\" was not added: it is switched off");
+    assert!(matches!(error, Error::JobRejected { .. }));
+    assert_eq!(error.to_string(), "a hook rejected a job of task \"forbidden\": it is switched off");
 }
 
 #[tokio::test]
@@ -193,4 +198,45 @@ async fn a_job_that_its_handler_completed_is_told_of_as_well() {
         .unwrap();
     worker.run_once().await.unwrap();
     assert!(heard.all().contains(&"JobComplete".to_owned()), "{:?}", heard.all());
+}
+
+#[tokio::test]
+async fn the_end_of_a_job_is_told_with_its_duration_and_whether_it_will_be_retried() {
+    let db = Db::installed().await;
+    db.add_job("'sleeps', max_attempts := 2").await;
+    db.add_job("'sleeps', max_attempts := 1, priority := 1").await;
+    db.add_job("'good', priority := 2").await;
+    let told = Arc::new(Mutex::new(Vec::<(i64, &str, bool, bool)>::new()));
+    let mut worker = options(&db)
+        .define_task("sleeps", |_: Value, _| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Err::<(), _>("oops")
+        })
+        .define_task("good", |_: Value, _| async { tokio::time::sleep(Duration::from_millis(20)).await });
+    macro_rules! tell {
+        ($($event:ident),*) => {
+            $(
+                let sink = told.clone();
+                worker = worker.on($event, move |ctx| {
+                    let has_run = ctx.duration >= Duration::from_millis(20);
+                    sink.lock().unwrap().push((ctx.job.id, stringify!($event), has_run, ctx.will_retry));
+                    async {}
+                });
+            )*
+        };
+    }
+    tell!(JobStart, JobSuccess, JobError, JobFailed);
+    worker.init().await.unwrap().run_once().await.unwrap();
+    assert_eq!(
+        *told.lock().unwrap(),
+        [
+            (1, "JobStart", false, false),
+            (1, "JobError", true, true),
+            (2, "JobStart", false, false),
+            (2, "JobError", true, false),
+            (2, "JobFailed", true, false),
+            (3, "JobStart", false, false),
+            (3, "JobSuccess", true, false),
+        ]
+    );
 }

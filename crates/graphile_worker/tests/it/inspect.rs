@@ -1,9 +1,9 @@
 //! What is in the queue, why a job does not run, and whether all is well.
 
-use crate::support::{Db, Started, sql_files};
+use crate::support::{Db, Started, sql_files, until};
 use graphile_worker::{
-    CheckLevel, Checkup, JobFilter, JobState, JobSummary, Reason, WorkerContext, WorkerOptions, WorkerRecoveryConfig,
-    WorkerState, WorkerUtils,
+    DoctorLevel, DoctorReport, JobFilter, JobState, JobSummary, WhyReason, WorkerContext, WorkerOptions,
+    WorkerRecoveryConfig, WorkerState, WorkerUtils,
 };
 use serde_json::{Value, json};
 use sqlx::postgres::PgPoolOptions;
@@ -111,8 +111,8 @@ async fn a_job_for_ever_or_since_ever_can_be_listed() {
     assert_eq!(jobs.iter().map(|job| job.state).collect::<Vec<_>>(), [JobState::Scheduled, JobState::Ready]);
     assert!(utils(&db).stats().await.unwrap().lag_seconds.unwrap() > 1e9);
     assert!(utils(&db).list_queues(10).await.unwrap().is_empty());
-    assert!(matches!(utils(&db).why(1).await.unwrap().reasons[0], Reason::NotDue { .. }));
-    utils(&db).checkup().await.unwrap();
+    assert!(matches!(utils(&db).why(1).await.unwrap().reasons[0], WhyReason::NotDue { .. }));
+    utils(&db).doctor().await.unwrap();
 }
 
 #[tokio::test]
@@ -155,7 +155,8 @@ async fn workers_are_known_by_registration_lock_or_connection() {
     let db = one_of_each().await;
     db.run(
         "insert into graphile_worker._rs_workers (worker_id, version, last_heartbeat_at) values
-           ('rs-live-1', '0.1.0', now()), ('rs-live-2', '0.1.0', now() - interval '6 minutes');
+           ('rs-live-1', '0.1.0', now()), ('rs-live-2', '0.1.0', now() - interval '6 minutes'),
+           ('rs-live-4', '0.1.0', now() - interval '40 seconds');
          update graphile_worker._rs_workers set tasks = '{a,b}' where worker_id = 'rs-live-1';
          update graphile_worker._private_jobs set locked_at = now(), locked_by = 'rs-live-3', attempts = 1 where id = 1",
     )
@@ -174,11 +175,12 @@ async fn workers_are_known_by_registration_lock_or_connection() {
     assert_eq!(
         told,
         [
-            ("rs-idle", Alive, 0, 0, true),
-            ("rs-live-1", Alive, 0, 0, false),
-            ("rs-live-2", Stale, 0, 0, false),
-            ("rs-live-3", Dead, 1, 0, false),
-            ("w1", Unknown, 1, 1, false),
+            ("rs-idle", Alive, 0, 0, Some(true)),
+            ("rs-live-1", Alive, 0, 0, Some(false)),
+            ("rs-live-2", Stale, 0, 0, Some(false)),
+            ("rs-live-3", Dead, 1, 0, Some(false)),
+            ("rs-live-4", Silent, 0, 0, Some(false)),
+            ("w1", Unknown, 1, 1, Some(false)),
         ]
     );
 }
@@ -186,6 +188,7 @@ async fn workers_are_known_by_registration_lock_or_connection() {
 async fn reasons(db: &Db, id: i64) -> Vec<Value> {
     let why = utils(db).why(id).await.unwrap();
     assert!(why.reasons.iter().all(|reason| reason.to_string().ends_with(['.', 'd', 'm'])), "{why:?}");
+    assert!(why.fix.as_ref().is_none_or(|fix| fix.contains(": ")), "{why:?}");
     let why = serde_json::to_value(why).unwrap();
     assert_eq!(why["id"], id);
     why["reasons"].as_array().unwrap().clone()
@@ -203,14 +206,14 @@ async fn why_tells_each_of_the_states_apart() {
     assert_eq!(names(&reasons(&db, 1).await), ["may_be_forbidden", "should_run"]);
     assert_eq!(names(&reasons(&db, 2).await), ["not_due"]);
     let running = reasons(&db, 3).await;
-    assert_eq!((names(&running), &running[0]["worker_id"]), (vec!["running"], &json!("w1")));
+    assert_eq!((names(&running), &running[0]["worker"]["worker_id"]), (vec!["running"], &json!("w1")));
     let retrying = reasons(&db, 4).await;
     assert_eq!((names(&retrying), &retrying[0]["last_error"]), (vec!["not_due"], &json!("Connection refused")));
     let failed = reasons(&db, 5).await;
     assert_eq!((names(&failed), &failed[0]["last_error"]), (vec!["attempts_used_up"], &json!("boom")));
     let queued = reasons(&db, 6).await;
     assert_eq!(names(&queued), ["queue_locked"]);
-    assert_eq!((&queued[0]["worker_id"], &queued[0]["job_id"]), (&json!("w1"), &json!(3)));
+    assert_eq!((&queued[0]["worker"]["worker_id"], &queued[0]["job_id"]), (&json!("w1"), &json!(3)));
 }
 
 #[tokio::test]
@@ -223,25 +226,25 @@ async fn why_counts_what_comes_first_in_the_queue_and_outside_of_it() {
     )
     .await;
     let queued = reasons(&db, 3).await;
-    assert_eq!((names(&queued), &queued[0]["jobs"]), (vec!["behind_in_queue"], &json!(2)));
+    assert_eq!((names(&queued), &queued[0]["jobs"]), (vec!["behind_in_queue", "should_run"], &json!(2)));
     let other = reasons(&db, 8).await;
-    assert_eq!((names(&other), &other[0]["jobs"]), (vec!["behind_others"], &json!(4)));
+    assert_eq!((names(&other), &other[0]["jobs"]), (vec!["behind_others", "should_run"], &json!(4)));
     let first = reasons(&db, 4).await;
     assert_eq!((names(&first), &first[0]["workers"]), (vec!["should_run"], &json!(1)));
 }
 
 #[tokio::test]
-async fn why_notices_that_nobody_works_and_who_does() {
+async fn why_notices_that_no_worker_runs() {
     let db = Db::installed().await;
     db.add_job("'t'").await;
-    assert_eq!(names(&reasons(&db, 1).await), ["nobody_works"]);
+    assert_eq!(names(&reasons(&db, 1).await), ["no_workers"]);
     // A heart that does not beat any more.
     db.run(
         "insert into graphile_worker._rs_workers (worker_id, last_heartbeat_at) values ('rs-live-1', now() - interval '1 day')",
     )
     .await;
     let nobody = reasons(&db, 1).await;
-    assert_eq!(names(&nobody), ["nobody_works"]);
+    assert_eq!(names(&nobody), ["no_workers"]);
     assert!(nobody[0]["last_heartbeat_at"].is_string());
     // One of Node's that has nothing to do: it is known by its listening alone.
     let mut node = db.connect().await;
@@ -282,6 +285,38 @@ async fn why_knows_that_no_worker_knows_the_task_where_they_say_what_they_know()
 }
 
 #[tokio::test]
+async fn why_knows_which_flags_the_workers_accept() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t'), graphile_worker.add_job('t', flags := '{eu}')").await;
+    let options = || {
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+        options.heartbeat_interval(Duration::from_secs(5)).define_task("t", |_: Value, _: WorkerContext| async {})
+    };
+    let registered = async |count: i64| {
+        until("the workers have registered", async || {
+            let workers = "select count(*) from graphile_worker._rs_workers where settings is not null";
+            (db.value(workers).await == count).then_some(())
+        })
+        .await;
+    };
+    let gpu = Started::new(options().accepted_flags(["gpu"])).await;
+    registered(1).await;
+    let without = reasons(&db, 1).await;
+    assert_eq!((names(&without), &without[0]["accepted"]), (vec!["not_accepted"], &json!(["gpu"])));
+    assert_eq!(reasons(&db, 2).await[0]["flags"], json!(["eu"]));
+    // A function decides what this one accepts, so it may run the first job; its allowlist keeps it from the second.
+    let closed =
+        Started::new(options().job_flag_allowlist(["gpu"]).accepted_flags_fn(|| Some(vec!["gpu".into()]))).await;
+    registered(2).await;
+    assert_eq!(names(&reasons(&db, 1).await), ["may_be_forbidden", "should_run"]);
+    let both = reasons(&db, 2).await;
+    assert_eq!(names(&both), ["not_accepted", "not_allowed", "behind_others"]);
+    assert_eq!((&both[1]["flags"], &both[1]["workers"]), (&json!(["eu"]), &json!(1)));
+    gpu.stop().await;
+    closed.stop().await;
+}
+
+#[tokio::test]
 async fn why_and_workers_work_before_workers_say_what_they_know() {
     let db = one_of_each().await;
     db.run("insert into graphile_worker._rs_workers (worker_id) values ('rs-live-1')").await;
@@ -298,28 +333,25 @@ async fn why_asks_a_real_worker_what_it_knows() {
     let worker = Started::new(options.worker_recovery(WorkerRecoveryConfig::default().enabled(true))).await;
     db.add_job("'unknown'").await;
     // It registers before it claims anything.
-    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
-    while names(&reasons(&db, 1).await) != ["no_worker_knows_task"] {
-        assert!(tokio::time::Instant::now() < patience, "{:?}", reasons(&db, 1).await);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the job has its reason", async || (names(&reasons(&db, 1).await) == ["no_worker_knows_task"]).then_some(()))
+        .await;
     worker.stop().await;
 }
 
-fn check<'c>(checkup: &'c Checkup, name: &str) -> (CheckLevel, &'c str, &'c str) {
-    let check = checkup.checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checkup:?}"));
+fn check<'c>(report: &'c DoctorReport, name: &str) -> (DoctorLevel, &'c str, &'c str) {
+    let check = report.checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {report:?}"));
     (check.level, &check.found, check.advice.as_deref().unwrap_or_default())
 }
 
 #[tokio::test]
-async fn a_checkup_of_a_schema_that_is_well() {
+async fn a_report_on_a_schema_that_is_well() {
     let db = Db::installed().await;
-    let checkup = utils(&db).checkup().await.unwrap();
+    let report = utils(&db).doctor().await.unwrap();
     for name in ["schema", "functions", "role", "lag", "workers", "stale_locks", "failed_jobs", "bloat", "autovacuum"] {
-        assert_eq!(check(&checkup, name).0, CheckLevel::Ok, "{:?}", check(&checkup, name));
+        assert_eq!(check(&report, name).0, DoctorLevel::Ok, "{:?}", check(&report, name));
     }
-    assert!(check(&checkup, "schema").1.starts_with("\"graphile_worker\" at level 20, our additions at "));
-    assert!(check(&checkup, "table_sizes").1.contains("jobs "), "{checkup:?}");
+    assert!(check(&report, "schema").1.starts_with("\"graphile_worker\" at level 20, additions at "));
+    assert!(check(&report, "table_sizes").1.contains("jobs "), "{report:?}");
 }
 
 #[tokio::test]
@@ -331,23 +363,23 @@ async fn a_checkup_names_what_is_wrong_with_the_jobs() {
          insert into graphile_worker._rs_workers (worker_id, last_heartbeat_at) values ('rs-live-1', now() - interval '1 day')",
     )
     .await;
-    let checkup = utils(&db).checkup().await.unwrap();
-    assert_eq!(check(&checkup, "stale_locks").1, "held for more than 4 hours: jobs 1, queues 1");
-    assert_eq!(check(&checkup, "failed_jobs").1, "failed for good: 1 of 6");
-    assert_eq!((check(&checkup, "workers").0, check(&checkup, "lag").0), (CheckLevel::Advice, CheckLevel::Advice));
+    let report = utils(&db).doctor().await.unwrap();
+    assert_eq!(check(&report, "stale_locks").1, "locked for more than 4 hours: jobs 1, queues 1");
+    assert_eq!(check(&report, "failed_jobs").1, "failed permanently: 1 of 6");
+    assert_eq!((check(&report, "workers").0, check(&report, "lag").0), (DoctorLevel::Advice, DoctorLevel::Advice));
 }
 
 #[tokio::test]
-async fn a_checkup_of_nothing_says_what_to_run() {
+async fn a_report_on_nothing_says_what_to_run() {
     let db = Db::empty().await;
-    let checkup = utils(&db).checkup().await.unwrap();
-    assert_eq!(checkup.level, CheckLevel::Problem);
+    let report = utils(&db).doctor().await.unwrap();
+    assert_eq!(report.level, DoctorLevel::Problem);
     assert_eq!(
-        check(&checkup, "schema"),
+        check(&report, "schema"),
         (
-            CheckLevel::Problem,
-            "nothing is installed in \"graphile_worker\"",
-            "Run `graphile-worker migrate`. If it is in another schema, name that with -s."
+            DoctorLevel::Problem,
+            "nothing is installed in the schema \"graphile_worker\"",
+            "Run `graphile-worker migrate`. If it is in another schema, use -s."
         )
     );
 }
@@ -360,10 +392,10 @@ async fn a_checkup_notices_functions_that_are_not_ours() {
          returns void language sql as 'select'",
     )
     .await;
-    let checkup = utils(&db).checkup().await.unwrap();
+    let report = utils(&db).doctor().await.unwrap();
     assert_eq!(
-        (check(&checkup, "functions").0, check(&checkup, "schema").0),
-        (CheckLevel::Advice, CheckLevel::Problem)
+        (check(&report, "functions").0, check(&report, "schema").0),
+        (DoctorLevel::Advice, DoctorLevel::Problem)
     );
 }
 
@@ -372,22 +404,22 @@ async fn a_checkup_says_which_rights_a_role_lacks() {
     let db = Db::installed().await;
     let role = format!("visitor_{}", std::process::id());
     db.run(&format!("create role {role} login")).await;
-    let checkup = async || {
+    let report = async || {
         let pool = PgPoolOptions::new().max_connections(1).connect_with(db.options().username(&role)).await.unwrap();
-        let checkup = WorkerUtils::new(pool.clone(), "graphile_worker").checkup().await.unwrap();
+        let report = WorkerUtils::new(pool.clone(), "graphile_worker").doctor().await.unwrap();
         pool.close().await;
-        checkup
+        report
     };
-    let stranger = checkup().await;
-    assert!(check(&stranger, "role").2.contains("grant usage on schema"), "{stranger:?}");
+    let stranger = report().await;
+    assert!(check(&stranger, "role").2.contains("grant visitor_"), "{stranger:?}");
     db.run(&format!("grant usage on schema graphile_worker to {role}; grant select on graphile_worker.migrations, graphile_worker._rs_additions to {role}")).await;
-    assert!(check(&checkup().await, "role").1.contains("select, insert, update, delete _private_jobs"));
+    assert!(check(&report().await, "role").1.contains("select, insert, update, delete _private_jobs"));
     db.run(&format!("grant all on all tables in schema graphile_worker to {role}")).await;
-    assert!(check(&checkup().await, "role").1.ends_with("row security hides them"));
+    assert!(check(&report().await, "role").1.ends_with("because of row security"));
     db.run(&format!("alter role {role} bypassrls")).await;
-    assert_eq!(check(&checkup().await, "role").0, CheckLevel::Ok);
+    assert_eq!(check(&report().await, "role").0, DoctorLevel::Ok);
     db.run("revoke execute on all functions in schema graphile_worker from public").await;
-    assert!(check(&checkup().await, "role").1.contains("may not call _rs_"));
+    assert!(check(&report().await, "role").1.contains("may not call _rs_"));
     db.run(&format!("drop owned by {role}; drop role {role}")).await;
 }
 
@@ -397,9 +429,9 @@ async fn a_checkup_sees_a_transaction_that_stays_open() {
     let options = db.options().application_name("slow report");
     let mut report = sqlx::PgConnection::connect_with(&options).await.unwrap();
     report.execute("begin isolation level repeatable read; select count(*) from pg_class").await.unwrap();
-    let checkup = utils(&db).checkup().await.unwrap();
-    let (level, found, _) = check(&checkup, "long_transactions");
-    assert_eq!(level, CheckLevel::Ok, "it is young");
+    let report = utils(&db).doctor().await.unwrap();
+    let (level, found, _) = check(&report, "long_transactions");
+    assert_eq!(level, DoctorLevel::Ok, "it is young");
     assert!(found.contains("application \"slow report\"") && found.contains("idle in transaction"), "{found}");
 }
 
@@ -456,15 +488,11 @@ async fn counters_follow_what_is_added_and_deleted() {
     connection.execute("select graphile_worker.complete_jobs('{1,2}')").await.unwrap();
     // Statistics arrive at the latest when the session that made them ends.
     connection.close().await.unwrap();
-    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
-    loop {
+    until("five were added and two removed", async || {
         let counters = utils(&db).job_counters().await.unwrap();
-        if (counters.added, counters.removed) == (5, 2) {
-            return;
-        }
-        assert!(tokio::time::Instant::now() < patience, "{counters:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        ((counters.added, counters.removed) == (5, 2)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -475,20 +503,20 @@ async fn uninstalling_says_what_would_go_and_then_drops_it() {
          create table public.holds (job bigint references graphile_worker._private_jobs on delete cascade)",
     )
     .await;
-    let would = utils(&db).uninstall(true).await.unwrap();
+    let would = utils(&db).uninstall_preview().await.unwrap();
     assert_eq!((would.installed, would.dropped, would.jobs, would.running), (true, false, 6, 1));
     assert_eq!(would.strangers, ["my_own"]);
-    assert_eq!(would.dependents, ["foreign key holds_job_fkey of holds", "view mine"]);
+    assert_eq!(would.dependents, ["foreign key holds_job_fkey of public.holds", "view public.mine"]);
     assert!(would.tables.contains(&"_private_jobs".to_owned()) && would.functions > 10, "{would:?}");
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 6, "it was only asked");
 
-    let refused = utils(&db).uninstall(false).await.unwrap_err().to_string();
-    assert!(refused.contains("not Graphile Worker's in it (my_own)"), "{refused}");
+    let refused = utils(&db).uninstall().await.unwrap_err().to_string();
+    assert!(refused.contains("that are not Graphile Worker's (my_own)"), "{refused}");
     db.run("drop table graphile_worker.my_own").await;
-    let did = utils(&db).uninstall(false).await.unwrap();
+    let did = utils(&db).uninstall().await.unwrap();
     assert!(did.dropped);
     assert_eq!(db.value("select count(*) from pg_namespace where nspname = 'graphile_worker'").await, 0);
-    let nothing = utils(&db).uninstall(false).await.unwrap();
+    let nothing = utils(&db).uninstall().await.unwrap();
     assert_eq!((nothing.installed, nothing.dropped), (false, false));
 }
 
@@ -500,7 +528,7 @@ async fn a_schema_that_is_not_ours_is_not_uninstalled() {
          create table graphile_worker.migrations (id int)",
     )
     .await;
-    let left = utils(&db).uninstall(false).await.unwrap();
+    let left = utils(&db).uninstall().await.unwrap();
     assert_eq!((left.installed, left.dropped), (false, false));
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
 }

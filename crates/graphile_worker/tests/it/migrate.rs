@@ -36,7 +36,7 @@ async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
     assert_eq!(ledger.as_object().unwrap().len(), 20, "Node's ids and no other");
     assert_eq!(
         db.value("select json_agg(id order by id) from graphile_worker._rs_additions").await,
-        json!([2, 3, 4, 5, 6])
+        json!([3, 4, 5, 6, 7, 9, 10])
     );
 }
 
@@ -347,8 +347,9 @@ async fn a_breaking_step_waits_for_workers_that_hold_jobs() {
 async fn indexes_are_built_without_locking_out_who_adds_jobs() {
     let db = Db::installed().await;
     db.run(
-        "delete from graphile_worker._rs_additions where id = 2;
-         drop index graphile_worker._rs_jobs_unqueued, graphile_worker._rs_jobs_queued, graphile_worker._rs_jobs_by_queue",
+        "delete from graphile_worker._rs_additions where id = 9;
+         drop index graphile_worker._rs_jobs_unqueued, graphile_worker._rs_jobs_queued, graphile_worker._rs_jobs_by_queue,
+           graphile_worker._rs_jobs_by_task, graphile_worker._rs_jobs_queued_by_task",
     )
     .await;
     db.add_job("'t'").await;
@@ -366,7 +367,7 @@ async fn indexes_are_built_without_locking_out_who_adds_jobs() {
     assert!(migrating.await.unwrap().unwrap().changed);
     let valid = "select count(*) from pg_index join pg_class on pg_class.oid = indexrelid
                  where relname like '\\_rs\\_jobs%' and indisvalid";
-    assert_eq!(db.value(valid).await, 3);
+    assert_eq!(db.value(valid).await, 5);
     assert!(!migrate(&db.pool, "graphile_worker").await.unwrap().changed);
 }
 
@@ -374,7 +375,7 @@ async fn indexes_are_built_without_locking_out_who_adds_jobs() {
 async fn an_index_whose_building_was_broken_off_is_built_anew() {
     let db = Db::installed().await;
     db.run(
-        "delete from graphile_worker._rs_additions where id = 2;
+        "delete from graphile_worker._rs_additions where id = 9;
          update pg_index set indisvalid = false where indexrelid = 'graphile_worker._rs_jobs_by_queue'::regclass",
     )
     .await;
@@ -498,4 +499,20 @@ async fn creating_the_triggers_waits_for_an_open_transaction_but_lets_others_wor
     assert!(migrating.await.unwrap().unwrap().changed);
     let triggers = "select count(*) from pg_trigger where tgname = '_rs_keep_used_queue'";
     assert_eq!(db.value(triggers).await, 1);
+}
+
+#[tokio::test]
+async fn everything_that_only_we_have_says_what_it_is_for() {
+    let db = Db::installed().await;
+    let undescribed = "
+        select coalesce(json_agg(name order by name), '[]') from (
+          select relname as name from pg_class
+          where relnamespace = 'graphile_worker'::regnamespace and relname like '\\_rs\\_%' and relkind in ('r', 'i')
+            and relname not like '%\\_pkey' and obj_description(oid, 'pg_class') is null
+          union all
+          select proname from pg_proc
+          where pronamespace = 'graphile_worker'::regnamespace and proname like '\\_rs\\_%'
+            and obj_description(oid, 'pg_proc') is null
+        ) as objects";
+    assert_eq!(db.value(undescribed).await, serde_json::json!([]));
 }

@@ -1,9 +1,10 @@
 //! Rows that nobody should write, and that anybody who may change the table can: times and numbers at the limits of their
 //! types. One such row must not cost anything but itself.
 
-use crate::support::Db;
+use crate::support::{Db, Started, until};
 use graphile_worker::{
-    JobFilter, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerContext, WorkerOptions, WorkerUtils,
+    Error, JobFilter, RescheduleJobOptions, SweepStaleWorkersOptions, TaskError, WorkerContext, WorkerOptions,
+    WorkerUtils,
 };
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -103,7 +104,7 @@ async fn the_utilities_read_them_all() {
         serde_json::to_string(&utils.why(id).await.unwrap()).unwrap();
     }
     assert_eq!(utils.stats().await.unwrap().total(), ODD.len() as i64 + 1);
-    utils.checkup().await.unwrap();
+    utils.doctor().await.unwrap();
     assert_eq!(utils.list_workers(Duration::from_secs(1)).await.unwrap().len(), 1);
 }
 
@@ -145,4 +146,91 @@ async fn a_sweep_frees_them_with_the_others_of_their_worker() {
     assert_eq!(utils.list_workers(Duration::from_secs(1)).await.unwrap().len(), 1);
     let swept = utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
     assert_eq!(swept.recovered_count, ids().len() as u64);
+}
+
+/// Times that chrono, JSON or arithmetic in PostgreSQL cannot deal with.
+const ODD_TIMES: [&str; 4] = ["infinity", "-infinity", "4000-01-01 BC", "290000-01-01"];
+
+#[tokio::test]
+async fn a_worker_goes_on_if_the_lock_of_a_job_it_runs_becomes_odd() {
+    for time in ODD_TIMES {
+        let db = Db::installed().await;
+        for _ in 0..3 {
+            db.add_job("'t'").await;
+        }
+        let pool = db.pool.clone();
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+        let options = options.define_task("t", move |_: Value, ctx: WorkerContext| {
+            let pool = pool.clone();
+            async move {
+                let change = "update graphile_worker._private_jobs set locked_at = $1::text::timestamptz where id = $2";
+                let id = ctx.job().id;
+                if id < 3 {
+                    sqlx::query(change).bind(time).bind(id).execute(&pool).await?;
+                }
+                if id == 2 {
+                    return Err(TaskError::new("it fails"));
+                }
+                Ok::<(), TaskError>(())
+            }
+        });
+        options.init().await.unwrap().run_once().await.unwrap_or_else(|error| panic!("{time}: {error:?}"));
+        let left = db.value("select json_agg(id order by id) from graphile_worker.jobs").await;
+        assert_eq!(left, json!([1, 2]), "{time}: they are not this worker's any more");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_starts_and_sweeps_whatever_times_are_in_the_other_tables() {
+    for time in ODD_TIMES {
+        let db = Db::installed().await;
+        db.run(&format!(
+            "select graphile_worker.add_job('t', queue_name := 'q'), graphile_worker.add_job('other', queue_name := 'odd');
+             update graphile_worker._private_job_queues set locked_at = '{time}', locked_by = 'w' where queue_name = 'odd';
+             update graphile_worker._rs_additions set ts = '{time}' where id = 3;
+             insert into graphile_worker._rs_additions (id, ts, wanted_until) values (2, '{time}', 'infinity')
+               on conflict (id) do update set ts = excluded.ts;
+             update graphile_worker.migrations set ts = '{time}';
+             insert into graphile_worker._rs_workers (worker_id, started_at, last_heartbeat_at, swept_at)
+             values ('rs-live-odd', '{time}', '{time}', '{time}');
+             insert into graphile_worker._rs_recoveries (job_id, times, last_at) values (1, 1, '{time}');
+             insert into graphile_worker._rs_crontab_items (identifier, item, since) values ('tick', 'x', '{time}');
+             insert into graphile_worker._private_known_crontabs values ('tick', '{time}', '{time}'), ('new', '{time}', null)"
+        ))
+        .await;
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+        let options = options.with_cron("* * * * * t ?id=tick&fill=1h\n* * * * * t ?id=new").unwrap();
+        let options = options.heartbeat_interval(Duration::from_millis(50)).sweep_interval(Duration::from_millis(50));
+        let started = Started::new(options.define_task("t", |_: Value, _| async {})).await;
+        until("the job has run", async || {
+            assert!(!started.running.is_finished(), "{time}: the worker ended");
+            (db.value("select count(*) from graphile_worker.jobs where id = 1").await == 0).then_some(())
+        })
+        .await;
+        let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
+        serde_json::to_string(&utils.list_workers(Duration::from_secs(1)).await.unwrap()).unwrap();
+        utils.list_active_workers(Duration::from_secs(1)).await.unwrap();
+        serde_json::to_string(&utils.list_queues(10).await.unwrap()).unwrap();
+        serde_json::to_string(&utils.why(2).await.unwrap()).unwrap();
+        serde_json::to_string(&utils.doctor().await.unwrap()).unwrap();
+        assert!(utils.is_migrated().await.unwrap());
+        utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
+        assert!(!started.running.is_finished(), "{time}: the worker ended");
+        started.stop().await;
+        assert!(utils.uninstall_preview().await.unwrap().installed);
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_is_wanted_at_an_odd_time_is_still_noticed() {
+    for time in ODD_TIMES {
+        let db = Db::installed().await;
+        db.run(&format!(
+            "insert into graphile_worker._rs_additions (id, breaking, ts, wanted_until) values (999, true, '{time}', 'infinity')"
+        ))
+        .await;
+        let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
+        let error = options.define_task("t", |_: Value, _| async {}).init().await.err().unwrap();
+        assert!(matches!(error, Error::UpgradeUnderWay { step: 999, .. }), "{time}: {error:?}");
+    }
 }

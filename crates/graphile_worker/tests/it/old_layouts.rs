@@ -2,12 +2,12 @@
 //! releases and no more; `interop/` does the same with databases that the real releases have made.
 
 use crate::support::{Db, Listener};
-use graphile_worker::{Error, migrate, migrate_within};
+use graphile_worker::{Error, migrate, migrate_with_max_wait};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Levels 5 to 10, as of 0.8 to 0.13: names in the job itself, `int` for the numbers.
-const BY_NAME: &str = r#"
+pub(crate) const BY_NAME: &str = r#"
     create schema graphile_worker;
     create table graphile_worker.migrations (id int primary key, ts timestamptz default now() not null);
     insert into graphile_worker.migrations (id) select generate_series(1, 10);
@@ -47,7 +47,7 @@ const BY_NAME: &str = r#"
 "#;
 
 /// Levels 11 to 14, as of 0.14 and 0.15: the columns of today in tables with other names.
-const BY_ID: &str = r#"
+pub(crate) const BY_ID: &str = r#"
     create schema graphile_worker;
     create table graphile_worker.migrations (id int primary key, ts timestamptz default now() not null);
     insert into graphile_worker.migrations (id) select generate_series(1, 14);
@@ -103,7 +103,7 @@ async fn every_job_of_an_old_layout_is_kept_as_it_was() {
         let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
         assert_eq!(
             migration.to_string(),
-            format!("schema \"graphile_worker\" updated from level {level} to level 20, 3 jobs kept")
+            format!("schema \"graphile_worker\" updated from level {level} to level 20, 3 jobs moved")
         );
         let old = "2020-01-01T00:00:00+00:00";
         let expected = json!([
@@ -184,10 +184,13 @@ async fn an_old_layout_with_running_jobs_is_refused_and_left_as_it_is() {
         let db = Db::empty().await;
         db.run(layout).await;
         db.run(locked).await;
-        let error = migrate_within(Duration::ZERO, &db.pool, "graphile_worker").await.unwrap_err();
+        let error = migrate_with_max_wait(Duration::ZERO, &db.pool, "graphile_worker").await.unwrap_err();
         assert!(matches!(error, Error::JobsRunning { held: 1, .. }), "{error:?}");
         let message = error.to_string();
-        assert!(message.contains("1 locks on its jobs and queues are held by worker-1: stop the workers"), "{message}");
+        assert!(
+            message.contains("its jobs and queues are still locked (1 locks of worker-1). Stop the workers"),
+            "{message}"
+        );
         assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 3);
         assert_eq!(db.value("select to_regclass('graphile_worker._private_jobs')").await, Value::Null);
     }

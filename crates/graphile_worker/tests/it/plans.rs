@@ -13,13 +13,15 @@ async fn plan(connection: &mut PgConnection) -> Vec<String> {
     let (_, text) = files.iter().find(|(name, _)| name == "exchange.sql").expect("the file");
     let prepare = format!(
         "{SETTINGS}; deallocate all; prepare exchange(text, bigint[], timestamptz[], bigint[], timestamptz[], text[],
-           float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[], float8, int[]) as {}",
+           float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[], float8, int[], int,
+           text[], jsonb)
+           as {}",
         text.replace(":\"schema\"", "graphile_worker")
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     sqlx::query_scalar(
         "explain (costs off) execute exchange('w', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-           '{1}', 100, null, null, '{}', null, null, '{}')",
+           '{1}', 100, null, null, '{}', null, null, '{}', 1000000, null, null)",
     )
     .persistent(false)
     .fetch_all(connection)
@@ -38,7 +40,7 @@ fn scans(plan: &[String]) -> Vec<(&str, &str)> {
         .collect()
 }
 
-fn assert_goes_by_what_it_looks_for(plan: &[String], when: &str) {
+fn assert_uses_index(plan: &[String], when: &str) {
     let scans = scans(plan);
     assert!(scans.len() > 12, "{when}: {plan:#?}");
     for (scan, by) in scans {
@@ -54,17 +56,74 @@ fn assert_goes_by_what_it_looks_for(plan: &[String], when: &str) {
 async fn an_exchange_is_planned_the_same_whether_the_table_was_empty_or_full() {
     let db = Db::installed().await;
     let mut connection = db.connect().await;
-    assert_goes_by_what_it_looks_for(&plan(&mut connection).await, "never analyzed");
+    assert_uses_index(&plan(&mut connection).await, "never analyzed");
     let care = "vacuum analyze graphile_worker._private_jobs; vacuum analyze graphile_worker._private_job_queues";
     for sql in care.split(';') {
         db.run(sql).await;
     }
-    assert_goes_by_what_it_looks_for(&plan(&mut connection).await, "empty when it was vacuumed");
+    assert_uses_index(&plan(&mut connection).await, "empty when it was vacuumed");
     db.run("select graphile_worker.add_job('t', '1', case when n % 2 = 0 then 'q' || n % 100 end) from generate_series(1, 2000) n")
         .await;
-    assert_goes_by_what_it_looks_for(&plan(&mut connection).await, "filled since");
+    assert_uses_index(&plan(&mut connection).await, "filled since");
     for sql in care.split(';') {
         db.run(sql).await;
     }
-    assert_goes_by_what_it_looks_for(&plan(&mut connection).await, "full when it was vacuumed");
+    assert_uses_index(&plan(&mut connection).await, "full when it was vacuumed");
+}
+
+/// How many rows of the table an exchange of a worker of the tasks `task_ids` reads, where `limits` says how many jobs of
+/// each it may take.
+async fn rows_read(connection: &mut PgConnection, task_ids: &str, limits: &str) -> i64 {
+    let sql = format!(
+        "explain (analyze, format json) execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
+           '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null)"
+    );
+    let plan: serde_json::Value =
+        sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(connection).await.unwrap();
+    fn count(node: &serde_json::Value) -> i64 {
+        let number = |name: &str| node[name].as_f64().unwrap_or(0.0);
+        let read = if node["Relation Name"] == "_private_jobs" && node["Node Type"] != "ModifyTable" {
+            (number("Actual Rows") + number("Rows Removed by Filter") + number("Rows Removed by Index Recheck"))
+                * number("Actual Loops")
+        } else {
+            0.0
+        };
+        read as i64 + node["Plans"].as_array().into_iter().flatten().map(count).sum::<i64>()
+    }
+    count(&plan[0]["Plan"])
+}
+
+#[tokio::test]
+async fn jobs_of_a_task_at_its_limit_are_not_read() {
+    // Without a queue, and each in a queue of its own. A claim below the limit then tries the queues in front, which are all
+    // of the limited task, and the next claim gets the others.
+    for (queue, free_jobs) in [("null", 38), ("identifier || n", 20)] {
+        let db = Db::installed().await;
+        let mut connection = db.connect().await;
+        plan(&mut connection).await;
+        for (identifier, jobs) in [("limited", 5000), ("free", 100)] {
+            db.run(&format!(
+                "select graphile_worker.add_job(identifier, queue_name => {queue})
+                 from (values ('{identifier}')) as task (identifier), generate_series(1, {jobs}) as n"
+            ))
+            .await;
+        }
+        for analyzed in [false, true] {
+            if analyzed {
+                db.run("vacuum analyze graphile_worker._private_jobs").await;
+                plan(&mut connection).await;
+            }
+            let free = db.value("select id from graphile_worker._private_tasks where identifier = 'free'").await;
+            let limited = db.value("select id from graphile_worker._private_tasks where identifier = 'limited'").await;
+            let at_its_limit = rows_read(&mut connection, &format!("{{{free}}}"), "'{null}'").await;
+            assert!((10..200).contains(&at_its_limit), "{queue}: {at_its_limit} rows read (analyzed: {analyzed})");
+            let below_it = rows_read(&mut connection, &format!("{{{limited},{free}}}"), "'{1,null}'").await;
+            assert!((10..500).contains(&below_it), "{queue}: {below_it} rows read (analyzed: {analyzed})");
+        }
+        let claimed = "select json_object_agg(identifier, jobs) from (
+                         select identifier, count(*) as jobs from graphile_worker._private_jobs as jobs
+                         join graphile_worker._private_tasks as tasks on tasks.id = jobs.task_id
+                         where locked_by = 'w' group by 1) as claimed";
+        assert_eq!(db.value(claimed).await, serde_json::json!({"free": free_jobs, "limited": 2}), "{queue}");
+    }
 }

@@ -1,13 +1,14 @@
 //! Several worker processes at once, and a server that crashes under them. A process is this test binary, started
 //! again to run `worker_process` alone; it writes what it ran into a file, a line a run.
 
-use crate::support::Db;
+use crate::support::{Db, until};
 use graphile_worker::{JobSpec, RawJobSpec, TaskError, WorkerContext, WorkerOptions, WorkerUtils};
 use graphile_worker_devdb::ClusterOptions;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
@@ -295,28 +296,176 @@ async fn the_first_signal_asks_and_the_second_insists() {
     assert_eq!(job, json!({"attempts": 0, "locked_by": null, "later": true}));
 }
 
+/// A process whose workers end while it goes on. It creates the file `ready` when signals may come.
+#[tokio::test]
+async fn process_that_outlives_its_worker() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(url) = std::env::var("GW_TEST_OUTLIVES_URL") else { return };
+    let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
+    let how = std::env::var("GW_TEST_HOW").unwrap();
+    let says = |what: &str| std::fs::write(folder.join(what), "").unwrap();
+    let options = || WorkerOptions::default().database_url(&url).define_task("t", |_: Value, _| async {});
+    match &*how {
+        "after an error" => {
+            let worker = options().startup_timeout(Duration::ZERO).init().await.unwrap();
+            let pool = PgPool::connect(&url).await.unwrap();
+            sqlx::raw_sql("drop schema graphile_worker cascade").execute(&pool).await.unwrap();
+            worker.run().await.unwrap_err();
+        }
+        "after it was dropped" => {
+            let began = Arc::new(tokio::sync::Notify::new());
+            let begins = began.clone();
+            let begin = move |_: Value, _: WorkerContext| {
+                begins.notify_one();
+                async {}
+            };
+            let worker = options().define_task("begins", begin).init().await.unwrap();
+            worker.create_utils().add_raw_job("begins", json!(null), JobSpec::default()).await.unwrap();
+            tokio::select! {
+                ended = worker.run() => panic!("{ended:?}"),
+                () = began.notified() => {}
+            }
+        }
+        "beside another" => {
+            let another = options().init().await.unwrap();
+            let running = tokio::spawn(async move { another.run().await });
+            options().init().await.unwrap().run_once().await.unwrap();
+            says("ready");
+            running.await.unwrap().unwrap();
+            says("stopped");
+            std::future::pending().await
+        }
+        "which has a handler" => {
+            let mut terminate = signal(SignalKind::terminate()).unwrap();
+            options().init().await.unwrap().run_once().await.unwrap();
+            says("ready");
+            terminate.recv().await;
+            std::process::exit(7)
+        }
+        "which listens itself" => {
+            let worker = options().listen_os_shutdown_signals(false).init().await.unwrap();
+            worker.run_once().await.unwrap();
+            let mut terminate = signal(SignalKind::terminate()).unwrap();
+            says("ready");
+            terminate.recv().await;
+            std::process::exit(7)
+        }
+        _ => unreachable!("{how}"),
+    }
+    says("ready");
+    // No task of the runtime runs any more: signals must work all the same.
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+struct Outliving {
+    process: Child,
+    folder: Folder,
+    _db: Db,
+}
+
+impl Outliving {
+    async fn start(how: &str, name: &str, launcher: Option<&[&str]>) -> Outliving {
+        let (db, folder) = (Db::installed().await, Folder::new(name));
+        let this = std::env::current_exe().unwrap();
+        let mut command = match launcher {
+            None => Command::new(this),
+            Some(launcher) => {
+                let mut command = Command::new(launcher[0]);
+                command.args(&launcher[1..]).arg(this);
+                command
+            }
+        };
+        command
+            .args(["--exact", "processes::process_that_outlives_its_worker", "--nocapture"])
+            .env("GW_TEST_OUTLIVES_URL", db.url())
+            .env("GW_TEST_FOLDER", &folder.0)
+            .env("GW_TEST_HOW", how)
+            .stdout(std::process::Stdio::null());
+        let process = command.spawn().unwrap();
+        let outliving = Outliving { process, folder, _db: db };
+        outliving.until("ready").await;
+        outliving
+    }
+
+    async fn until(&self, what: &str) {
+        until(what, async || self.folder.0.join(what).exists().then_some(())).await;
+    }
+
+    fn signal(&self, signal: &str) {
+        kill(signal, &self.process.id().to_string());
+    }
+
+    async fn end(mut self) -> std::process::ExitStatus {
+        until("the process has ended", async || self.process.try_wait().unwrap()).await
+    }
+}
+
+impl Drop for Outliving {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn kill(signal: &str, process: &str) {
+    assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_a_process_that_goes_on_without_its_worker() {
+    for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
+        let process = Outliving::start("after an error", &format!("error{signal}"), None).await;
+        process.signal(signal);
+        assert_eq!(process.end().await.signal(), Some(number));
+    }
+    let process = Outliving::start("after it was dropped", "dropped", None).await;
+    process.signal("-TERM");
+    assert_eq!(process.end().await.signal(), Some(15));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_stops_the_workers_that_still_run_before_one_ends_the_process() {
+    let process = Outliving::start("beside another", "beside", None).await;
+    process.signal("-TERM");
+    process.until("stopped").await;
+    process.signal("-TERM");
+    assert_eq!(process.end().await.signal(), Some(15));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_handles_signals_itself_keeps_its_handler_after_its_worker() {
+    for (how, name) in [("which has a handler", "handler"), ("which listens itself", "itself")] {
+        if how == "which has a handler" && !cfg!(target_os = "linux") {
+            continue;
+        }
+        let process = Outliving::start(how, name, None).await;
+        process.signal("-TERM");
+        assert_eq!(process.end().await.code(), Some(7));
+    }
+}
+
+/// The kernel ignores the default action of a signal for process 1.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_process_1_of_a_container_that_goes_on_without_its_worker() {
+    if !Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
+        return; // Only root can do this, and only on Linux.
+    }
+    let launcher = ["unshare", "--pid", "--fork", "--kill-child"];
+    let process = Outliving::start("after an error", "process1", Some(&launcher)).await;
+    let children = format!("/proc/{0}/task/{0}/children", process.process.id());
+    kill("-TERM", std::fs::read_to_string(children).unwrap().trim());
+    assert_eq!(process.end().await.code(), Some(128 + 15));
+}
+
 /// A library that shifts what a program takes for the time of day.
 #[cfg(target_os = "linux")]
 fn shifted_clock(folder: &Path, seconds: i64) -> PathBuf {
-    let source = folder.join("clock.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/shifted_clock.c");
     let library = folder.join("clock.so");
-    std::fs::write(
-        &source,
-        format!(
-            "#define _GNU_SOURCE
-             #include <dlfcn.h>
-             #include <time.h>
-             int clock_gettime(clockid_t clock, struct timespec *time) {{
-               int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, \"clock_gettime\");
-               int result = real(clock, time);
-               if (clock == CLOCK_REALTIME) time->tv_sec += {seconds};
-               return result;
-             }}"
-        ),
-    )
-    .unwrap();
-    let compiler = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl").status();
-    assert!(compiler.unwrap().success());
+    let shift = format!("-DSHIFT={seconds}");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", &shift, "-o"]).arg(&library).arg(&source).arg("-ldl");
+    assert!(compiler.status().unwrap().success());
     library
 }
 
@@ -394,7 +543,10 @@ async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_done() {
     let job = "select json_build_array(attempts, left(last_error, 24)) from graphile_worker._private_jobs";
     assert_eq!(db.value(job).await, json!([2, "Its worker has died 6 ti"]));
     assert_eq!(deaths, 6, "four that were refunded, then its two attempts");
-    assert_eq!(folder.lines().len(), 200);
+    let lines = folder.lines();
+    // One that had run when its worker died, and was not reported yet, runs again.
+    let done: HashSet<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(done.len(), 200, "every other job has run");
 }
 
 /// Ended with the test, even if it stands still.

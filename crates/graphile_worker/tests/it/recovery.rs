@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// A worker that has not been heard of for this long, and holds these jobs.
 async fn dead_worker(db: &Db, worker: &str, silent_for: &str, ids: &[i64]) {
@@ -264,10 +264,14 @@ async fn a_job_that_was_removed_hours_ago_is_not_brought_back_either() {
     let started = Started::new(options).await;
     add(&db, "'t', job_key := 'k'").await;
     began.notified().await;
-    // It was claimed two hours ago, and removed since. The worker keeps the lock fresh.
+    // It was claimed two hours ago, and removed half an hour later. The worker keeps the lock fresh, so the removal is
+    // older than `locked_at` when the worker dies. (One transaction: the worker may refresh the lock at any time.)
     db.run(
-        "update graphile_worker._private_jobs set locked_at = locked_at - interval '2 hours';
-         select graphile_worker.remove_job('k')",
+        "begin;
+         update graphile_worker._private_jobs set locked_at = locked_at - interval '2 hours';
+         select graphile_worker.remove_job('k');
+         update graphile_worker._private_jobs set updated_at = now() - interval '90 minutes';
+         commit",
     )
     .await;
     until("its lock is kept fresh", async || {
@@ -340,9 +344,12 @@ async fn settings_that_would_kill_the_living_are_refused() {
     let config = WorkerRecoveryConfig::default;
     assert_eq!(
         refused(config().sweep_threshold(Duration::from_secs(40))).await,
-        "sweep_threshold is 40s, expected at least twice the heartbeat_interval of 30s: a worker that lives would be taken for dead"
+        "sweep_threshold is 40s, must be at least twice heartbeat_interval (30s), or live workers would be declared dead"
     );
-    assert_eq!(refused(config().sweep_interval(Duration::ZERO)).await, "sweep_interval is zero, expected more");
+    assert_eq!(
+        refused(config().sweep_interval(Duration::ZERO)).await,
+        "sweep_interval is zero, must be greater than zero"
+    );
     assert!(!config().enabled && config().heartbeat_interval(Duration::from_secs(1)).enabled);
     assert!(!config().sweep_interval(Duration::from_secs(1)).enabled(false).enabled);
 }
@@ -402,12 +409,13 @@ async fn a_running_worker_recovers_what_dead_ones_held() {
 async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_name() {
     let db = Db::installed().await;
     let (sender, mut runs) = mpsc::unbounded_channel();
-    let release = Arc::new(Notify::new());
+    // The first run may still wait when the second one begins.
+    let release = Arc::new(Semaphore::new(0));
     let released = release.clone();
     let started = Started::new(options(&db).define_task("t", move |_: Value, ctx: WorkerContext| {
         sender.send((ctx.worker_id().to_owned(), ctx.job().attempts)).unwrap();
         let released = released.clone();
-        async move { released.notified().await }
+        async move { released.acquire().await.unwrap().forget() }
     }))
     .await;
     let id = add(&db, "'t'").await;
@@ -427,7 +435,7 @@ async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_na
         "the first has written nothing"
     );
     assert_eq!(locks(&db).await, json!({ id.to_string(): second }));
-    release.notify_one();
+    release.add_permits(2);
     while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
     started.stop().await;
     assert!(runs.try_recv().is_err(), "it ran twice, and no more");

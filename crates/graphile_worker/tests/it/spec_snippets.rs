@@ -39,7 +39,7 @@ fn email() -> SendEmail {
 async fn scheduling() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let db = Db::empty().await;
     let worker = WorkerOptions::default()
-        .define_jobs::<(SendEmail, SyncUser, UpdateAccount)>()
+        .define_jobs([SendEmail::definition(), SyncUser::definition(), UpdateAccount::definition()])
         .pg_pool(db.pool.clone())
         .listen_os_shutdown_signals(false)
         .init()

@@ -1,7 +1,7 @@
 //! What every test needs: a database, and short ways to ask it things.
 
 use graphile_worker::{Error, Worker, WorkerOptions};
-use graphile_worker_devdb::{Cluster, TestDatabase};
+use graphile_worker_devdb::{Cluster, PgBouncer, TestDatabase};
 use serde_json::Value;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
@@ -18,7 +18,7 @@ static CLUSTER: LazyLock<Cluster> =
 pub(crate) fn sql_files() -> Vec<(String, String)> {
     let mut files = Vec::new();
     for folder in ["schema", "queries"] {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(folder);
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../graphile_worker/sql").join(folder);
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -52,7 +52,7 @@ impl Db {
         Db::from_template("empty", async |_| Ok(())).await
     }
 
-    async fn from_template(
+    pub(crate) async fn from_template(
         template: &str,
         install: impl AsyncFnOnce(PgConnectOptions) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     ) -> Db {
@@ -67,6 +67,13 @@ impl Db {
 
     pub(crate) fn url(&self) -> &str {
         self.database.url()
+    }
+
+    /// A PgBouncer in front of the server, with its defaults but for these settings, and this database's URL there.
+    pub(crate) fn pgbouncer(&self, settings: &[(&str, &str)]) -> (PgBouncer, String) {
+        let pooler = CLUSTER.pgbouncer(settings).unwrap_or_else(|error| panic!("no PgBouncer for the tests: {error}"));
+        let url = pooler.url(self.database.name());
+        (pooler, url)
     }
 
     /// A connection of its own, for tests about sessions.
@@ -199,9 +206,12 @@ impl Started {
     }
 }
 
+/// How long tests wait for what must happen. On a machine with much else to do, that takes a while.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
 /// Waits until the question has an answer.
 pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask().await {
             return answer;
@@ -234,6 +244,11 @@ impl Log {
     /// The first line with this text in it.
     pub(crate) fn line(&self, text: &str) -> Option<String> {
         self.text().lines().find(|line| line.contains(text)).map(str::to_owned)
+    }
+
+    /// Waits until this many lines have the text.
+    pub(crate) async fn logged(&self, text: &str, times: usize) {
+        until(text, async || (self.lines(text).lines().count() >= times).then_some(())).await;
     }
 
     /// All lines with this text.

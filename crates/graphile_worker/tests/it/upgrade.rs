@@ -1,7 +1,7 @@
 //! Live upgrades, with two real programs: this test binary, started again, is the old release; the example `next_release`,
 //! which has a breaking step more, is the new one.
 
-use crate::support::Db;
+use crate::support::{Db, PATIENCE};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -64,7 +64,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), patience).await.unwrap_or_else(|_| panic!("not so: {what}"));
+    tokio::time::timeout(PATIENCE, patience).await.unwrap_or_else(|_| panic!("not so: {what}"));
 }
 
 impl Site {
@@ -161,13 +161,14 @@ async fn the_new_release_waits_until_the_old_one_has_finished_and_the_old_one_do
     assert_eq!(site.step().await, json!(true));
     for old in [&registers, &does_not] {
         until("it leaves and says why", async || {
-            old.log().contains("the schema moves on: leaving") && old.log().contains("a newer release is about to")
+            old.log().contains("a newer release changes the schema: stopping")
+                && old.log().contains("a newer release is about to")
         })
         .await;
     }
     let mut comes_back = site.old("comes-back", true);
     assert_eq!(comes_back.exit_code().await, Some(3));
-    assert!(comes_back.log().contains("refused: a newer release is about to change"), "{}", comes_back.log());
+    assert!(comes_back.log().contains("refused: a newer release is about to migrate"), "{}", comes_back.log());
     site.db.add_job("'quick', '\"after\"'").await;
     assert_eq!((site.locked().await, site.step().await), (6, json!(true)), "nothing was left in the middle");
 
@@ -180,7 +181,7 @@ async fn the_new_release_waits_until_the_old_one_has_finished_and_the_old_one_do
 
     let mut rolled_back = site.old("rolled-back", false);
     assert_eq!(rolled_back.exit_code().await, Some(3));
-    let said = "holds the breaking migration 1000 of graphile_worker for Rust, and this release knows them up to";
+    let said = "has the breaking migration 1000 of graphile_worker for Rust; this release supports migrations up to";
     assert!(rolled_back.log().contains(said), "{}", rolled_back.log());
 }
 
@@ -207,7 +208,7 @@ async fn the_new_release_waits_no_longer_than_it_may_and_not_for_the_dead() {
     until("a job runs", async || site.locked().await == 1).await;
     let new = site.new_release(Some(0));
     until("the step is taken", async || site.step().await == json!(false)).await;
-    assert!(new.log().contains("have not finished in time: migrating all the same"), "{}", new.log());
+    assert!(new.log().contains("did not finish in time; migrating anyway"), "{}", new.log());
     std::fs::write(site.folder.join("finish"), "").unwrap();
     assert_eq!(old.exit_code().await, Some(0));
     assert_eq!(site.ran(), ["first old"], "and what it held is written");

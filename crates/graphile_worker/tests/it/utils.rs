@@ -1,6 +1,6 @@
 //! WorkerUtils: what the SQL API does, from Rust, in the pool or in a transaction.
 
-use crate::support::Db;
+use crate::support::{Db, PATIENCE};
 use graphile_worker::{
     Error, IntoTaskHandlerResult, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, TaskHandler, WorkerContext,
     WorkerUtils,
@@ -224,7 +224,7 @@ async fn a_caller_that_gives_up_takes_nobody_along() {
         let _ = first.as_mut().poll(&mut context);
         let _ = second.as_mut().poll(&mut context);
         drop((first, second));
-        tokio::time::timeout(std::time::Duration::from_secs(20), add()).await.unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, add()).await.unwrap().unwrap();
     }
 }
 

@@ -202,7 +202,7 @@ async fn a_payload_that_is_not_what_the_task_expects_is_a_failure_that_says_so()
     let (sender, _names) = mpsc::unbounded_channel::<String>();
     options(&db).define_job::<Greet>().add_extension(sender).init().await.unwrap().run_once().await.unwrap();
     let error = job(&db).await["last_error"].as_str().unwrap().to_owned();
-    assert!(error.starts_with("the payload is not what the task expects: invalid type: integer `1`"), "{error}");
+    assert!(error.starts_with("the payload does not match the task's type: invalid type: integer `1`"), "{error}");
 }
 
 #[tokio::test]
@@ -227,6 +227,39 @@ async fn a_payload_of_fifty_megabytes_arrives() {
     })
     .await;
     assert_eq!(length.load(Ordering::SeqCst), 50_000_000);
+}
+
+#[tokio::test]
+async fn a_worker_that_ran_small_jobs_fast_does_not_claim_all_the_large_ones_behind_them_at_once() {
+    // Stored as they are, or compressed to a hundredth.
+    for storage in ["external", "extended"] {
+        let db = Db::installed().await;
+        db.run(&format!("alter table graphile_worker._private_jobs alter column payload set storage {storage}")).await;
+        db.run("select graphile_worker.add_job('t', '1') from generate_series(1, 4000)").await;
+        db.run("select graphile_worker.add_job('t', to_json(repeat('x', 500000))) from generate_series(1, 150)").await;
+        let pool = db.pool.clone();
+        let (most, large) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (most_seen, large_seen) = (most.clone(), large.clone());
+        run_once(&db, move |payload: Value, _| {
+            let (pool, most, large) = (pool.clone(), most_seen.clone(), large_seen.clone());
+            async move {
+                if payload.is_string() && large.fetch_add(1, Ordering::SeqCst) % 10 == 0 {
+                    let claimed: i64 = sqlx::query_scalar(
+                        "select coalesce(sum(octet_length(payload::text)), 0) from graphile_worker._private_jobs
+                         where locked_at is not null",
+                    )
+                    .fetch_one(&pool)
+                    .await?;
+                    most.fetch_max(usize::try_from(claimed).expect("a sum of sizes"), Ordering::SeqCst);
+                }
+                Ok::<(), sqlx::Error>(())
+            }
+        })
+        .await;
+        assert_eq!(large.load(Ordering::SeqCst), 150);
+        let most = most.load(Ordering::SeqCst);
+        assert!(most < 40_000_000, "{storage}: {most} bytes of payloads claimed at once");
+    }
 }
 
 #[tokio::test]
@@ -391,6 +424,126 @@ async fn jobs_with_forbidden_flags_wait() {
     }
 }
 
+/// Runs jobs with these flags, with and without queues, and returns the flags of those that were left.
+async fn left_by(options: impl Fn(WorkerOptions) -> WorkerOptions) -> Vec<String> {
+    let kinds = ["null", "'{}'", "'{gpu}'", "'{disk}'", "'{gpu,disk}'", "'{gpu,eu}'", "'{eu}'"];
+    let db = Db::installed().await;
+    for flags in kinds {
+        for queue in ["null", "'q'"] {
+            db.run(&format!("select graphile_worker.add_job('t', '1', {queue}, flags := {flags}::text[])")).await;
+        }
+    }
+    let t = |options: WorkerOptions| options.define_task("t", |_: Value, _| async {});
+    t(options(self::options(&db))).init().await.unwrap().run_once().await.unwrap();
+    let left = "select coalesce(string_agg(flag, '+' order by flag), 'none') as flags
+        from graphile_worker._private_jobs as jobs
+        left join lateral jsonb_object_keys(jobs.flags) as flag on true group by jobs.id";
+    let left = db.rows(&format!("select flags, count(*) as jobs from ({left}) as j group by 1 order by 1")).await;
+    // A job without flags, by null or by an empty array, is there twice as often.
+    for row in &left {
+        assert_eq!(row["jobs"], if row["flags"] == "none" { 4 } else { 2 }, "a queue makes no difference: {left:?}");
+    }
+    left.iter().map(|row| row["flags"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn jobs_without_an_accepted_flag_wait() {
+    let gpu = || vec!["gpu".to_owned()];
+    let others = ["disk", "eu", "none"];
+    assert_eq!(left_by(|options| options.accepted_flags(["gpu"])).await, others);
+    assert_eq!(left_by(|options| options.add_accepted_flag("gpu")).await, others);
+    assert_eq!(left_by(|options| options.accepted_flags_fn(move || Some(gpu()))).await, others);
+    assert_eq!(left_by(|options| options.accepted_flags_async(move || async move { Some(gpu()) })).await, others);
+    // A limited task is claimed in another way.
+    let limited = TaskOptions::default().max_concurrent(2);
+    assert_eq!(left_by(|options| options.accepted_flags(["gpu"]).task_options("t", limited.clone())).await, others);
+    // One of several is enough; a forbidden flag has the last word.
+    assert_eq!(left_by(|options| options.accepted_flags(["gpu", "disk"])).await, ["eu", "none"]);
+    assert_eq!(
+        left_by(|options| options.add_accepted_flag("gpu").add_accepted_flag("disk").add_forbidden_flag("eu")).await,
+        ["eu", "eu+gpu", "none"]
+    );
+    assert!(left_by(|options| options.accepted_flags(Vec::<String>::new())).await.is_empty());
+    assert!(left_by(|options| options.accepted_flags_fn(|| None)).await.is_empty());
+}
+
+#[tokio::test]
+async fn jobs_with_a_flag_that_is_not_in_the_allowlist_wait() {
+    assert_eq!(left_by(|options| options.job_flag_allowlist(["gpu", "disk"])).await, ["eu", "eu+gpu"]);
+    let limited = TaskOptions::default().max_concurrent(2);
+    let both = |options: WorkerOptions| options.job_flag_allowlist(["gpu", "eu"]).accepted_flags(["gpu", "disk"]);
+    assert_eq!(left_by(both).await, ["disk", "disk+gpu", "eu", "none"]);
+    assert_eq!(
+        left_by(|options| both(options).task_options("t", limited.clone())).await,
+        ["disk", "disk+gpu", "eu", "none"]
+    );
+    let none: [&str; 0] = [];
+    assert_eq!(left_by(|options| options.job_flag_allowlist(none)).await, ["disk", "disk+gpu", "eu", "eu+gpu", "gpu"]);
+    assert_eq!(
+        left_by(|options| options.job_flag_allowlist(["gpu", "eu"]).add_forbidden_flag("eu")).await,
+        ["disk", "disk+gpu", "eu", "eu+gpu"]
+    );
+}
+
+#[tokio::test]
+async fn flags_that_are_no_object_do_not_stop_a_worker() {
+    let db = Db::installed().await;
+    for flags in ["'[\"gpu\"]'", "'\"gpu\"'", "'7'", "'null'"] {
+        db.run(&format!("select graphile_worker.add_job('t'); update graphile_worker._private_jobs set flags = {flags} where flags is null"))
+            .await;
+    }
+    db.run("select graphile_worker.add_job('t', flags := '{gpu}')").await;
+    let options = options(&db).job_flag_allowlist(["gpu"]).define_task("t", |_: Value, _| async {});
+    options.init().await.unwrap().run_once().await.unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 4);
+}
+
+#[tokio::test]
+async fn a_running_worker_leaves_jobs_without_an_accepted_flag_to_others() {
+    let db = Db::installed().await;
+    let (ran, mut runs) = mpsc::unbounded_channel();
+    let worker = |name: &'static str, options: WorkerOptions| {
+        let ran = ran.clone();
+        Started::new(options.define_task("t", move |n: i64, _| {
+            let ran = ran.clone();
+            async move { ran.send((name, n)).unwrap() }
+        }))
+    };
+    let gpu = worker("gpu", options(&db).accepted_flags(["gpu"])).await;
+    let rest = worker("rest", options(&db).forbidden_flags(["gpu"])).await;
+    // Enough for both lanes.
+    db.run("select graphile_worker.add_job('t', to_json(n), flags := case when n % 2 = 0 then '{gpu}'::text[] end) from generate_series(1, 2000) n")
+        .await;
+    for _ in 0..2000 {
+        let (name, n) = runs.recv().await.unwrap();
+        assert_eq!(name, if n % 2 == 0 { "gpu" } else { "rest" }, "job {n}");
+    }
+    gpu.stop().await;
+    rest.stop().await;
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
+}
+
+#[tokio::test]
+async fn flags_with_which_no_job_could_run_are_refused() {
+    let db = Db::installed().await;
+    let refused = async |options: WorkerOptions| options.init().await.expect_err("an error").to_string();
+    assert_eq!(
+        refused(options(&db).accepted_flags(["gpu"]).job_flag_allowlist(["eu"])).await,
+        "accepted_flags [\"gpu\"] match no job: none of them is in job_flag_allowlist [\"eu\"]"
+    );
+    assert_eq!(
+        refused(options(&db).accepted_flags(["gpu"]).forbidden_flags(["gpu", "eu"])).await,
+        "accepted_flags [\"gpu\"] match no job: all of them are in forbidden_flags"
+    );
+    for fine in [
+        options(&db).accepted_flags(["gpu", "eu"]).job_flag_allowlist(["eu"]),
+        options(&db).accepted_flags(["gpu", "eu"]).forbidden_flags(["eu"]),
+        options(&db).job_flag_allowlist(Vec::<String>::new()).forbidden_flags(["eu"]),
+    ] {
+        fine.init().await.unwrap();
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Item(i64);
 
@@ -449,7 +602,44 @@ async fn an_idle_worker_wakes_when_a_job_of_the_future_is_due() {
     started.stop().await;
 }
 
-async fn until_somebody_listens(db: &Db) {
+/// A server may log every statement: an idle worker must not fill its disk.
+#[tokio::test]
+async fn an_idle_worker_polls_with_a_short_statement_and_claims_only_what_is_due() {
+    let db = Db::installed().await;
+    let (options, mut ran) = sending(&db);
+    let started = Started::new(options.poll_interval(Duration::from_millis(10))).await;
+    let last_statement = format!(
+        "select query from pg_stat_activity
+         where datname = current_database() and application_name = 'graphile_worker {}'",
+        started.worker.worker_id()
+    );
+    let polls = async || {
+        until("it polls", async || {
+            let statements = db.rows(&last_statement).await;
+            let statement = statements.first()?["query"].as_str()?.to_owned();
+            (statement.contains("priorities") && !statement.contains("contended")).then_some(statement)
+        })
+        .await
+    };
+    let statement = polls().await;
+    assert!(statement.len() < 1200, "{} bytes: {statement}", statement.len());
+    for (n, run_at) in [(1, "now()"), (2, "'-infinity'"), (3, "now() + interval '30 milliseconds'")] {
+        polls().await;
+        // Without a notification.
+        db.run(&format!(
+            "insert into graphile_worker._private_jobs (task_id, payload, run_at)
+             select id, to_json({n}), {run_at} from graphile_worker._private_tasks where identifier = 't'"
+        ))
+        .await;
+        assert_eq!(ran.recv().await, Some(n), "{run_at}");
+    }
+    db.run("insert into graphile_worker._private_jobs (task_id, run_at) select id, 'infinity' from graphile_worker._private_tasks")
+        .await;
+    polls().await;
+    started.stop().await;
+}
+
+async fn until_worker_listens(db: &Db) {
     let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
     while db.value(listens).await == 0 {
         tokio::task::yield_now().await;
@@ -480,13 +670,20 @@ async fn an_exchange_whose_connection_was_killed_loses_nothing() {
     db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 3000) as n").await;
     let (options, mut ran) = sending(&db);
     let started = Started::new(options).await;
+    let kill = format!(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity
+         where datname = current_database() and application_name like 'graphile_worker {}%'",
+        started.worker.worker_id()
+    );
+    let mut killed = 0;
     let mut seen = std::collections::HashSet::new();
     for received in 1..=3000 {
         assert!(seen.insert(ran.recv().await.unwrap()), "no job ran twice");
         if received % 500 == 0 {
-            db.run("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and query like '%One round trip%' and pid <> pg_backend_pid()").await;
+            killed += db.value(&kill).await.as_i64().unwrap();
         }
     }
+    assert!(killed > 0, "no connection was killed");
     started.stop().await;
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 0);
 }
@@ -508,8 +705,8 @@ async fn a_job_whose_row_somebody_holds_does_not_keep_others_from_being_reported
     };
     let started = Started::new(options(&db).define_task("t", task)).await;
     began.notified().await;
-    let mut somebody = db.connect().await;
-    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut somebody).await.unwrap();
+    let mut blocker = db.connect().await;
+    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut blocker).await.unwrap();
     go.notify_one();
     for job in ["'t'", "'t'", "'t', queue_name := 'q'"] {
         db.add_job(job).await;
@@ -520,7 +717,7 @@ async fn a_job_whose_row_somebody_holds_does_not_keep_others_from_being_reported
     let only_those_of_the_queue =
         [json!({"queue_name": "q", "locked": true}), json!({"queue_name": "q", "locked": false})];
     until("the others are reported", async || Some(left().await).filter(|left| *left == only_those_of_the_queue)).await;
-    sqlx::raw_sql("rollback").execute(&mut somebody).await.unwrap();
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
     until("the queue goes on", async || Some(left().await).filter(Vec::is_empty)).await;
     started.stop().await;
     assert_eq!(
@@ -532,8 +729,8 @@ async fn a_job_whose_row_somebody_holds_does_not_keep_others_from_being_reported
 #[tokio::test]
 async fn an_open_transaction_that_adds_a_task_delays_no_other_task() {
     let db = Db::installed().await;
-    let mut somebody = db.connect().await;
-    sqlx::raw_sql("begin; select graphile_worker.add_job('t', '7')").execute(&mut somebody).await.unwrap();
+    let mut blocker = db.connect().await;
+    sqlx::raw_sql("begin; select graphile_worker.add_job('t', '7')").execute(&mut blocker).await.unwrap();
     let (options, mut sent) = sending(&db);
     let others = Arc::new(Notify::new());
     let other = others.clone();
@@ -544,7 +741,7 @@ async fn an_open_transaction_that_adds_a_task_delays_no_other_task() {
     let started = Started::new(options).await;
     db.add_job("'other'").await;
     others.notified().await;
-    sqlx::raw_sql("commit").execute(&mut somebody).await.unwrap();
+    sqlx::raw_sql("commit").execute(&mut blocker).await.unwrap();
     assert_eq!(sent.recv().await, Some(7));
     started.stop().await;
 }
@@ -557,19 +754,19 @@ async fn an_open_transaction_that_adds_a_task_again_delays_no_other_task() {
     db.add_job("'t', '1'").await;
     assert_eq!(sent.recv().await, Some(1));
     // The name has no jobs, and is deleted; somebody is about to add it again.
-    let mut somebody = db.connect().await;
+    let mut blocker = db.connect().await;
     sqlx::raw_sql(
         "delete from graphile_worker._private_tasks where identifier = 'rare'; notify \"worker:tasks\", 'graphile_worker';
          begin; select graphile_worker.add_job('rare')",
     )
-    .execute(&mut somebody)
+    .execute(&mut blocker)
     .await
     .unwrap();
     for n in 2..6 {
         db.add_job(&format!("'t', '{n}'")).await;
         assert_eq!(sent.recv().await, Some(n));
     }
-    sqlx::raw_sql("rollback").execute(&mut somebody).await.unwrap();
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
     started.stop().await;
 }
 
@@ -577,7 +774,7 @@ async fn an_open_transaction_that_adds_a_task_again_delays_no_other_task() {
 async fn a_worker_that_stops_waits_for_rows_that_somebody_holds() {
     let db = Db::installed().await;
     db.add_job("'t'").await;
-    let mut somebody = db.connect().await;
+    let mut blocker = db.connect().await;
     let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let told = (began.clone(), go.clone());
     let task = move |_: Value, _| {
@@ -590,12 +787,12 @@ async fn a_worker_that_stops_waits_for_rows_that_somebody_holds() {
     let (log, _guard) = Log::start();
     let started = Started::new(options(&db).define_task("t", task)).await;
     began.notified().await;
-    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut somebody).await.unwrap();
+    sqlx::raw_sql("begin; select from graphile_worker._private_jobs for update").execute(&mut blocker).await.unwrap();
     go.notify_one();
-    until("the worker says so", async || log.line("their outcomes are written when it ends")).await;
+    until("the worker says so", async || log.line("their outcomes are recorded when it ends")).await;
     started.worker.request_shutdown();
-    until("it is leaving", async || log.line("letting jobs finish")).await;
-    sqlx::raw_sql("rollback").execute(&mut somebody).await.unwrap();
+    until("it is leaving", async || log.line("waiting for running jobs to finish")).await;
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
     started.running.await.unwrap().unwrap();
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
 }
@@ -680,7 +877,7 @@ async fn what_does_not_finish_in_time_is_handed_back_to_run_later() {
         started.stop().await;
         let job = job(&db).await;
         assert_eq!((&job["attempts"], &job["waits"], &job["locked_by"]), (&json!(0), &json!(100), &Value::Null));
-        assert_eq!(job["last_error"], "the worker was shut down before the job ended");
+        assert_eq!(job["last_error"], "the worker was shut down before the job finished");
         assert_eq!(db.value("select locked_by from graphile_worker._private_job_queues").await, Value::Null);
     }
 }
@@ -690,10 +887,7 @@ async fn a_worker_stops_when_its_own_future_says_so() {
     let db = Db::installed().await;
     let stop = Arc::new(Notify::new());
     let stopped = stop.clone();
-    let options = options(&db).shutdown_signal(move || {
-        let stopped = stopped.clone();
-        async move { stopped.notified().await }
-    });
+    let options = options(&db).shutdown_signal(async move { stopped.notified().await });
     let started = Started::new(options.define_task("t", |_: Value, _| async {})).await;
     stop.notify_one();
     started.running.await.unwrap().unwrap();
@@ -706,7 +900,7 @@ async fn a_worker_leaves_when_a_breaking_migration_is_announced() {
     let started = Started::new(options).await;
     db.add_job("'t', '1'").await;
     ran.recv().await.unwrap();
-    until_somebody_listens(&db).await;
+    until_worker_listens(&db).await;
     db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":21,\"breaking\":false}')").await;
     db.add_job("'t', '2'").await;
     ran.recv().await.unwrap();
@@ -726,7 +920,7 @@ async fn a_worker_leaves_when_a_breaking_migration_is_recorded_only_after_it_is_
     let db = Db::installed().await;
     let (options, mut ran) = sending(&db);
     let started = Started::new(options).await;
-    until_somebody_listens(&db).await;
+    until_worker_listens(&db).await;
     db.run("select pg_notify('worker:migrate', '{\"migrationNumber\":22,\"breaking\":true}')").await;
     db.add_job("'t', '1'").await;
     assert_eq!(ran.recv().await, Some(1), "nothing is recorded yet");
@@ -739,7 +933,7 @@ async fn a_worker_leaves_when_a_newer_release_waits_to_apply_a_breaking_migratio
     let db = Db::installed().await;
     let (options, _ran) = sending(&db);
     let started = Started::new(options).await;
-    until_somebody_listens(&db).await;
+    until_worker_listens(&db).await;
     db.run(
         "insert into graphile_worker._rs_additions (id, breaking, ts, wanted_until)
            values (-21, true, now() + interval '1 minute', now() + interval '1 minute');
@@ -748,7 +942,7 @@ async fn a_worker_leaves_when_a_newer_release_waits_to_apply_a_breaking_migratio
     .await;
     let worker = started.worker.clone();
     started.running.await.unwrap().unwrap();
-    assert!(worker.left_because().is_some_and(|why| why.contains("(step 21 of Node's graphile-worker")));
+    assert!(worker.exit_reason().is_some_and(|why| why.contains("(step 21 of Node's graphile-worker")));
 }
 
 #[tokio::test]
@@ -760,7 +954,7 @@ async fn forged_announcements_do_not_stop_a_worker() {
     assert!(sqlx::query("select from graphile_worker.jobs").execute(&mut forger).await.is_err(), "it has no rights");
     let (options, mut ran) = sending(&db);
     let started = Started::new(options).await;
-    until_somebody_listens(&db).await;
+    until_worker_listens(&db).await;
     let forged = [
         r#"{"migrationNumber":21,"breaking":true}"#,
         r#"{"migrationNumber":2147483647,"breaking":true,"schema":"graphile_worker"}"#,
@@ -778,7 +972,7 @@ async fn forged_announcements_do_not_stop_a_worker() {
         db.add_job(&format!("'t', '{n}'")).await;
         assert_eq!(ran.recv().await, Some(n as i64), "after {message}");
     }
-    assert_eq!(started.worker.left_because(), None);
+    assert_eq!(started.worker.exit_reason(), None);
     started.stop().await;
     drop(forger);
     db.run(&format!("drop role {role}")).await;
@@ -791,7 +985,7 @@ async fn a_worker_that_did_not_hear_of_a_breaking_migration_finds_it_when_it_lis
     let started = Started::new(options).await;
     db.add_job("'t', '1'").await;
     ran.recv().await.unwrap();
-    until_somebody_listens(&db).await;
+    until_worker_listens(&db).await;
     db.run(
         "insert into graphile_worker.migrations (id, breaking) values (21, true);
          select pg_terminate_backend(pid) from pg_stat_activity
@@ -811,7 +1005,11 @@ async fn a_worker_whose_schema_is_gone_ends_with_a_sentence() {
     // The worker polls meanwhile, and one of the two may have to give way.
     while sqlx::raw_sql("drop schema graphile_worker cascade").execute(&db.pool).await.is_err() {}
     let error = started.running.await.unwrap().unwrap_err();
-    let sentences = ["could not exchange jobs with the database", "could not look up the tasks"];
+    let sentences = [
+        "could not exchange jobs with the database",
+        "could not look up the tasks",
+        "could not look up the jobs and queues of this worker",
+    ];
     assert!(sentences.contains(&&*error.to_string()), "{error}");
 }
 
@@ -884,11 +1082,14 @@ async fn wrong_settings_are_errors_with_a_sentence() {
     let db = Db::empty().await;
     let t = |options: WorkerOptions| options.define_task("t", |_: Value, _| async {});
     for (options, message) in [
-        (options(&db).concurrency(0), "concurrency is 0, expected at least 1"),
-        (options(&db).poll_interval(Duration::ZERO), "poll_interval is zero, expected more"),
+        (options(&db).concurrency(0), "concurrency is 0, must be at least 1"),
+        (options(&db).poll_interval(Duration::ZERO), "poll_interval is zero, must be greater than zero"),
         (options(&db).schema(""), "the schema name \"\" is empty"),
-        (t(t(options(&db))), "the task \"t\" is defined twice, expected once"),
-        (t(options(&db)).task_options("u", TaskOptions::default()), "task_options names \"u\", which is not defined"),
+        (t(t(options(&db))), "the task \"t\" is defined twice: define each task once"),
+        (
+            t(options(&db)).task_options("u", TaskOptions::default()),
+            "task_options names \"u\", which is not a defined task",
+        ),
     ] {
         assert_eq!(options.init().await.err().unwrap().to_string(), message);
     }
@@ -1085,4 +1286,7 @@ async fn a_function_for_flags_that_hangs_or_panics_does_not_hold_the_worker() {
     let (options, _ran) = sending(&db);
     let started = Started::new(options.forbidden_flags_fn(|| panic!("no idea"))).await;
     assert!(matches!(started.running.await.unwrap().unwrap_err(), Error::ForbiddenFlagsPanicked));
+    let (options, _ran) = sending(&db);
+    let started = Started::new(options.accepted_flags_fn(|| panic!("no idea"))).await;
+    assert!(matches!(started.running.await.unwrap().unwrap_err(), Error::AcceptedFlagsPanicked));
 }

@@ -1,31 +1,31 @@
-//! `doctor`: whether all is well, as the library's checkup found it.
+//! `doctor`: prints the library's checks of the server, the schema and the queue.
 
-use super::{Form, print_json};
+use super::{OutputFormat, print_json};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::table::{Cell, Screen, Table, Tone, text};
 use clap::Args;
-use graphile_worker::{CheckLevel, WorkerUtils};
+use graphile_worker::DoctorLevel;
 
-/// For `doctor`.
+/// Options of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     #[command(flatten)]
-    form: Form,
+    output: OutputFormat,
 }
 
-pub(super) async fn doctor(asked: Doctor, database: &Database) -> Result<(), Failure> {
-    let utils = WorkerUtils::new(database.pool(2).await?, database.schema());
-    let checkup = utils.checkup().await?;
-    if asked.form.json {
-        print_json(&checkup)?;
+pub(super) async fn doctor(args: Doctor, database: &Database) -> Result<(), Failure> {
+    let utils = database.utils(2).await?;
+    let report = utils.doctor().await?;
+    if args.output.json {
+        print_json(&report)?;
     } else {
-        let mut table = Table::new(&[text("level"), text("what"), text("found, and advice")]);
-        for check in &checkup.checks {
+        let mut table = Table::new(&[text("level"), text("check"), text("finding and advice")]);
+        for check in &report.checks {
             let tone = match check.level {
-                CheckLevel::Ok => Tone::Good,
-                CheckLevel::Advice => Tone::Careful,
+                DoctorLevel::Ok => Tone::Good,
+                DoctorLevel::Advice => Tone::Careful,
                 _ => Tone::Bad,
             };
             let advice = check.advice.as_ref().map(|advice| format!("\n→ {advice}")).unwrap_or_default();
@@ -37,5 +37,5 @@ pub(super) async fn doctor(asked: Doctor, database: &Database) -> Result<(), Fai
         }
         print(&table.show(Screen::of_stdout()))?;
     }
-    if checkup.level == CheckLevel::Problem { Err(Failure::Said) } else { Ok(()) }
+    if report.level == DoctorLevel::Problem { Err(Failure::AlreadyReported) } else { Ok(()) }
 }

@@ -1,76 +1,80 @@
-//! `top`: the queue at work, drawn anew every second; a single frame where nobody watches.
+//! `top`: the state of the queue, redrawn every second on a terminal, or printed once elsewhere.
 //!
-//! A frame is read, then written as text; only `watch` knows of a terminal, and leaves it as it was however it ends.
+//! `Frame` reads the data and formats it as text. Only `watch` uses the terminal, and `Terminal` restores it on every
+//! exit. The tables are in `inspect`.
 
-use super::look::{queues_table, stats_table, workers_table};
-use super::{Form, counted, print_json, utils};
+use super::inspect::{queues_table, stats_table, workers_table};
+use super::{OutputFormat, counted, print_json, utils};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::output::print;
-use crate::table::{Cell, Screen, Table, Tone, cut, harmless, length, number, terminal_size, text};
+use crate::table::{Cell, Screen, Table, Tone, cut, length, number, sanitize, terminal_size, text};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers};
 use crossterm::terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, execute, queue};
-use graphile_worker::{JobCounters, JobFilter, JobState, JobSummary, QueueSummary, Stats, WorkerSummary, WorkerUtils};
+use graphile_worker::{
+    JobCounters, JobFilter, JobState, JobSummary, QueueStats, QueueSummary, WorkerSummary, WorkerUtils, short_worker_id,
+};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How many rows of each kind a frame has at most.
-const MOST_ROWS: usize = 10;
+/// Maximum number of rows in each table of a frame.
+const MAX_ROWS: usize = 10;
 
-/// The rates of a single frame are those of this time.
+/// The time over which a single frame measures its rates.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// When a registered worker counts as stale: recovery's default.
-const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
+/// How long after its last heartbeat a worker counts as stale: recovery's default.
+const DEFAULT_STALE_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// Reading takes at most a fifth of the time: counting a million jobs every second would be a burden.
-const REST: u32 = 4;
+/// The pause is at least this many times as long as reading the frame took, so that reading takes at most a fifth of
+/// the time. Counting a million jobs every second would load the server.
+const PAUSE_PER_READ: u32 = 4;
 
-/// For `top`.
+/// Options of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// How long to wait between two frames
+    /// Delay between two frames
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = crate::arguments::duration)]
     interval: Duration,
-    /// Print one frame, then exit
+    /// Print one frame and exit
     #[arg(long)]
     once: bool,
     #[command(flatten)]
-    form: Form,
+    output: OutputFormat,
 }
 
-/// What is seen at one moment.
+/// The state of the queue at one moment.
 #[derive(Serialize)]
 struct Frame {
     at: DateTime<Utc>,
-    /// How many jobs are added a second, and how many are done or removed; not known yet in the first frame.
+    /// Jobs added per second, and jobs completed or removed per second. `None` in the first frame of `watch`.
     added_per_second: Option<f64>,
     removed_per_second: Option<f64>,
-    stats: Stats,
+    stats: QueueStats,
     queues: Vec<QueueSummary>,
     workers: Vec<WorkerSummary>,
-    /// The first of those that run, by their ids.
+    /// The first running jobs, by id.
     running: Vec<JobSummary>,
     #[serde(skip)]
     counters: JobCounters,
 }
 
-pub(super) async fn top(asked: Top, database: &Database) -> Result<(), Failure> {
+pub(super) async fn top(args: Top, database: &Database) -> Result<(), Failure> {
     let utils = utils(database).await?;
     let title = format!("graphile-worker: schema {} on {}", database.schema(), database.server());
     let is_watched = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
-    if is_watched && !asked.once && !asked.form.json {
-        return watch(&utils, &title, asked.interval).await;
+    if is_watched && !args.once && !args.output.json {
+        return watch(&utils, &title, args.interval).await;
     }
     let before = utils.job_counters().await?;
     tokio::time::sleep(SAMPLE).await;
     let frame = Frame::read(&utils, Some(before)).await?;
-    if asked.form.json {
+    if args.output.json {
         return print_json(&frame);
     }
     print(&frame.draw(&title, Screen::of_stdout()))
@@ -79,13 +83,13 @@ pub(super) async fn top(asked: Top, database: &Database) -> Result<(), Failure> 
 impl Frame {
     async fn read(utils: &WorkerUtils, before: Option<JobCounters>) -> Result<Frame, Failure> {
         let running =
-            JobFilter { states: vec![JobState::Running], limit: Some(MOST_ROWS as u32), ..JobFilter::default() };
+            JobFilter { states: vec![JobState::Running], limit: Some(MAX_ROWS as u32), ..JobFilter::default() };
         let counters = utils.job_counters().await?;
         let rate = |count: fn(&JobCounters) -> i64| {
             let before = before.as_ref()?;
             let seconds = (counters.at - before.at).as_seconds_f64();
             let difference = count(&counters) - count(before);
-            // Somebody may have reset the statistics.
+            // The difference is negative if the server's statistics were reset.
             (seconds > 0.0 && difference >= 0).then(|| difference as f64 / seconds)
         };
         Ok(Frame {
@@ -93,8 +97,8 @@ impl Frame {
             added_per_second: rate(|counters| counters.added),
             removed_per_second: rate(|counters| counters.removed),
             stats: utils.stats().await?,
-            queues: utils.list_queues(MOST_ROWS as u32).await?,
-            workers: utils.list_workers(STALE_AFTER).await?,
+            queues: utils.list_queues(MAX_ROWS as u32).await?,
+            workers: utils.list_workers(DEFAULT_STALE_AFTER).await?,
             running: utils.list_jobs(&running).await?,
             counters,
         })
@@ -114,18 +118,18 @@ impl Frame {
                 self.stats.running
             ),
         ];
-        let mut text: String = lines.iter().map(|line| cut(&harmless(line), width) + "\n").collect();
+        let mut text: String = lines.iter().map(|line| cut(&sanitize(line), width) + "\n").collect();
         let mut section = |table: Table| {
             text.push('\n');
-            text.push_str(&table.most_lines(1).show(screen));
+            text.push_str(&table.max_lines(1).show(screen));
         };
-        section(stats_table(&self.stats, MOST_ROWS));
-        if self.stats.tasks.len() > MOST_ROWS {
-            text.push_str(&format!("and {} more\n", self.stats.tasks.len() - MOST_ROWS));
+        section(stats_table(&self.stats, MAX_ROWS));
+        if self.stats.tasks.len() > MAX_ROWS {
+            text.push_str(&format!("and {} more\n", self.stats.tasks.len() - MAX_ROWS));
         }
         let mut section = |table: Table| {
             text.push('\n');
-            text.push_str(&table.most_lines(1).show(screen));
+            text.push_str(&table.max_lines(1).show(screen));
         };
         if !self.running.is_empty() {
             section(running_table(&self.running, self.at));
@@ -135,7 +139,7 @@ impl Frame {
         if !busy.is_empty() {
             section(queues_table(&busy, self.at));
         }
-        let shown = &self.workers[..self.workers.len().min(MOST_ROWS)];
+        let shown = &self.workers[..self.workers.len().min(MAX_ROWS)];
         if !shown.is_empty() {
             section(workers_table(shown, self.at));
         }
@@ -163,19 +167,20 @@ fn running_table(jobs: &[JobSummary], now: DateTime<Utc>) -> Table {
             Cell::toned(since.unwrap_or_default(), Tone::Good),
             job.queue_name.as_deref().unwrap_or_default().into(),
             format!("{}/{}", job.attempts, job.max_attempts).into(),
-            job.locked_by.as_deref().unwrap_or_default().into(),
+            job.locked_by.as_deref().map(short_worker_id).unwrap_or_default().into(),
         ]);
     }
     table
 }
 
-/// Draws until somebody presses q. A database that is away for a while is told in the frame, and asked again.
+/// Draws frames until the user presses q. If the database does not answer, the frame shows the error, and the next
+/// frame tries again.
 async fn watch(utils: &WorkerUtils, title: &str, interval: Duration) -> Result<(), Failure> {
     let _terminal = Terminal::take()?;
     let mut keys = keys();
     let mut before = None;
     loop {
-        let began = Instant::now();
+        let started = Instant::now();
         let reading = Frame::read(utils, before);
         let text = tokio::select! {
             frame = reading => match frame {
@@ -189,7 +194,7 @@ async fn watch(utils: &WorkerUtils, title: &str, interval: Duration) -> Result<(
             () = quit(&mut keys) => return Ok(()),
         };
         paint(&text)?;
-        let pause = interval.max(began.elapsed() * REST);
+        let pause = interval.max(started.elapsed() * PAUSE_PER_READ);
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = quit(&mut keys) => return Ok(()),
@@ -197,7 +202,7 @@ async fn watch(utils: &WorkerUtils, title: &str, interval: Duration) -> Result<(
     }
 }
 
-/// Writes over the frame before, line by line, so that nothing flickers.
+/// Overwrites the previous frame line by line, so that the screen does not flicker.
 fn paint(text: &str) -> Result<(), Failure> {
     let (width, height) = terminal_size().unwrap_or((80, 24));
     let mut out = std::io::stdout().lock();
@@ -214,14 +219,15 @@ fn paint(text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a terminal of this size shows of a frame: its last line says how to leave, and how much there was no room for.
+/// The lines of a frame that fit a terminal of this size. The last line says how to quit, and how many lines are
+/// hidden.
 fn fitted(text: &str, width: usize, height: usize) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let room = height.saturating_sub(2);
     let mut shown: Vec<String> = lines.iter().take(room).map(|line| (*line).to_owned()).collect();
     let last = match lines.len().saturating_sub(room) {
         0 => "q quits".to_owned(),
-        more => format!("q quits; … no room for {}", counted(more as i64, "more line", "more lines")),
+        more => format!("q quits; {} hidden", counted(more as i64, "line", "lines")),
     };
     if height > 1 {
         shown.push(String::new());
@@ -230,10 +236,10 @@ fn fitted(text: &str, width: usize, height: usize) -> Vec<String> {
     shown
 }
 
-/// The keys that are pressed, from now on.
+/// Reads key presses from now on.
 fn keys() -> mpsc::UnboundedReceiver<KeyEvent> {
     let (sender, keys) = mpsc::unbounded_channel();
-    // Reading a terminal blocks; the thread ends with the first key that nobody wants any more, or with the process.
+    // Reading a terminal blocks. The thread ends at the first key after the receiver is dropped, or with the process.
     std::thread::spawn(move || {
         while let Ok(event) = crossterm::event::read() {
             if let Event::Key(key) = event
@@ -246,18 +252,18 @@ fn keys() -> mpsc::UnboundedReceiver<KeyEvent> {
     keys
 }
 
-/// Returns when somebody wants to leave: q, escape, or control and c, which is a key like others to this terminal.
+/// Waits for q, Escape or Ctrl-C, which sends no signal in raw mode.
 async fn quit(keys: &mut mpsc::UnboundedReceiver<KeyEvent>) {
     loop {
         match keys.recv().await {
-            Some(key) if is_goodbye(key) => return,
+            Some(key) if is_quit_key(key) => return,
             Some(_) => {}
             None => std::future::pending().await,
         }
     }
 }
 
-fn is_goodbye(key: KeyEvent) -> bool {
+fn is_quit_key(key: KeyEvent) -> bool {
     match key.code {
         KeyCode::Char('q' | 'Q') | KeyCode::Esc => true,
         KeyCode::Char('c') => key.modifiers.contains(KeyModifiers::CONTROL),
@@ -265,7 +271,7 @@ fn is_goodbye(key: KeyEvent) -> bool {
     }
 }
 
-/// The terminal, while it is ours: another screen, no cursor, every key at once. Given back when dropped.
+/// The terminal in raw mode, on the alternate screen, without a cursor. Restored on drop.
 struct Terminal;
 
 impl Terminal {
@@ -289,10 +295,10 @@ mod tests {
     use super::fitted;
 
     #[test]
-    fn the_last_line_says_how_to_leave_and_what_there_is_no_room_for() {
+    fn last_line_says_how_to_quit_and_how_many_lines_are_hidden() {
         assert_eq!(fitted("a\nb\n", 80, 4), ["a", "b", "", "q quits"]);
-        assert_eq!(fitted("a\nb\nc\n", 80, 4), ["a", "b", "", "q quits; … no room for 1 more line"]);
+        assert_eq!(fitted("a\nb\nc\n", 80, 4), ["a", "b", "", "q quits; 1 line hidden"]);
         assert_eq!(fitted("a\nb\nc\n", 8, 3), ["a", "", "q quits…"]);
-        assert_eq!(fitted("a", 80, 1), ["q quits; … no room for 1 more line"]);
+        assert_eq!(fitted("a", 80, 1), ["q quits; 1 line hidden"]);
     }
 }

@@ -20,26 +20,26 @@ fn flags_that_cannot_be_are_wrong_usage() {
         (&["--jobs", "many"], "invalid value 'many' for '--jobs <N>': expected a whole number"),
         (&["--job", "3"], "unexpected argument '--job' found; did you mean '--jobs'?"),
         (&["lst"], "unrecognized subcommand 'lst'; did you mean 'list'?"),
-        (&["show", "abc"], "invalid value 'abc' for '<ID>': expected the id of a job, a number"),
+        (&["show", "abc"], "invalid value 'abc' for '<ID>': expected a job id, which is a number"),
         (
             &["add", "t", "--run-at", "noon"],
             "invalid value 'noon' for '--run-at <TIME>': expected a time such as 2030-01-31T12:00:00Z",
         ),
-        (&["crontab"], "`crontab` needs `check` or `next` behind it"),
-        (&["crontab", "next", "x", "--count", "0"], "invalid value '0' for '--count <N>': expected at least 1"),
-        (&["--jobs=postgres://u:secret@h/db"], "there is a connection string where none was expected"),
-        (&["postgres://u:secret@h/db"], "there is a connection string where none was expected"),
-        (&["--jobs", "0", "-c", "db"], "jobs is 0, expected at least 1"),
-        (&["-m", "0", "-c", "db"], "max-pool-size is 0, expected at least 1"),
-        (&["--poll-interval", "0", "-c", "db"], "poll-interval is 0, expected at least 1"),
+        (&["crontab"], "`crontab` needs a subcommand: `check` or `next`"),
+        (&["crontab", "next", "x", "--count", "0"], "invalid value '0' for '--count <N>': must be at least 1"),
+        (&["--jobs=postgres://u:secret@h/db"], "unexpected connection string: pass it with -c"),
+        (&["postgres://u:secret@h/db"], "unexpected connection string: pass it with -c"),
+        (&["--jobs", "0", "-c", "db"], "jobs must be at least 1, got 0"),
+        (&["-m", "0", "-c", "db"], "max-pool-size must be at least 1, got 0"),
+        (&["--poll-interval", "0", "-c", "db"], "poll-interval must be at least 1, got 0"),
         (&["--poll-interval", "-5"], "unexpected argument '-5' found"),
         (&["--once", "--schema-only"], "the argument '--once' cannot be used with '--schema-only'"),
         (&["--once", "--watch"], "the argument '--once' cannot be used with '--watch'"),
         (&["--log-format", "xml"], "invalid value 'xml' for '--log-format <FORMAT>' [possible values: json, text]"),
-        (&["--once", "crontab", "check", "x"], "--once is for running jobs, which `crontab` does not"),
-        (&["--jobs", "3", "dev"], "--jobs is before `dev`, expected behind it: graphile-worker dev --jobs"),
-        (&["dev", "-c", "postgres://u:secret@h/db"], "`dev` has a database of its own: leave out -c"),
-        (&[], "no database given: use -c URL, or set DATABASE_URL, or PGDATABASE and its like"),
+        (&["--once", "crontab", "check", "x"], "--once is for running jobs: remove it, `crontab` does not run any"),
+        (&["--jobs", "3", "dev"], "--jobs must come after `dev`: graphile-worker dev --jobs"),
+        (&["dev", "-c", "postgres://u:secret@h/db"], "`dev` has its own database: remove -c"),
+        (&[], "no database given: use -c URL, or set DATABASE_URL or PGDATABASE"),
     ] {
         let (code, line) = failure(arguments);
         assert_eq!(code, 2, "{line}");
@@ -51,13 +51,17 @@ fn flags_that_cannot_be_are_wrong_usage() {
 #[test]
 fn an_environment_that_cannot_be_is_wrong_usage() {
     for (name, wrong, message) in [
-        ("DATABASE_URL", "postgres://u:secret@host:port/db", "DATABASE_URL is not a URL such as postgres://"),
+        (
+            "DATABASE_URL",
+            "postgres://u:secret@host:port/db",
+            "DATABASE_URL is invalid: port is \"port\", expected a number",
+        ),
         (
             "GRAPHILE_WORKER_JOBS",
             "many",
             "invalid value 'many' for '--jobs <N>' in GRAPHILE_WORKER_JOBS: expected a whole number",
         ),
-        ("GRAPHILE_WORKER_JOBS", "postgres://u:secret@h/db", "there is a connection string where none was expected"),
+        ("GRAPHILE_WORKER_JOBS", "postgres://u:secret@h/db", "unexpected connection string: pass it with -c"),
     ] {
         let mut command = graphile_worker(&[]);
         command.env(name, wrong);
@@ -71,11 +75,14 @@ fn an_environment_that_cannot_be_is_wrong_usage() {
 fn a_configuration_file_that_cannot_be_is_wrong_usage() {
     let folder = folder_with_a_task();
     for (text, message) in [
-        ("jbos = 4", "the configuration file worker.toml: line 1: unknown field `jbos`, expected one of `connection`"),
-        ("schema = \"s\"\njobs = \"four\"", "line 2: jobs is string \"four\", expected a whole number of at least 0"),
+        ("jbos = 4", "configuration file worker.toml: line 1: unknown field `jbos`, expected one of `connection`"),
+        ("schema = \"s\"\njobs = \"four\"", "line 2: jobs is string \"four\", expected a whole number (0 or more)"),
         ("connection = postgres://u:secret@host/db", "line 1: "),
-        ("jobs = 0\nconnection = \"db\"", "jobs is 0, expected at least 1"),
-        ("connection = \"postgres://u:secret@host:port/db\"", "the connection of the configuration file is not a URL"),
+        ("jobs = 0\nconnection = \"db\"", "jobs must be at least 1, got 0"),
+        (
+            "connection = \"postgres://u:secret@host:port/db\"",
+            "the connection in the configuration file is invalid: port is \"port\"",
+        ),
     ] {
         folder.write("worker.toml", text);
         let (code, line) = failure_of(folder.graphile_worker(&["--config", "worker.toml"]));
@@ -84,7 +91,7 @@ fn a_configuration_file_that_cannot_be_is_wrong_usage() {
     }
     let (code, line) = failure_of(folder.graphile_worker(&["--config", "none.toml"]));
     assert_eq!(code, 2);
-    assert!(line.contains("the configuration file none.toml: cannot be read: No such file or directory"), "{line}");
+    assert!(line.contains("configuration file none.toml: could not read it: No such file or directory"), "{line}");
 }
 
 #[tokio::test]
@@ -119,7 +126,7 @@ async fn a_role_without_rights_is_told_what_to_do() {
     let (code, line) = failure_of(command);
     run_sql(&database, &format!("drop role \"{role}\"")).await;
     assert_eq!(code, 1);
-    assert!(line.contains("this role may not create it: have the owner of the database run `create schema"), "{line}");
+    assert!(line.contains("this role may not create it: ask the database owner to run `create schema"), "{line}");
 }
 
 #[tokio::test]
@@ -136,7 +143,7 @@ async fn a_schema_that_is_too_new_is_left_alone() {
         command.env("DATABASE_URL", database.url());
         let (code, line) = failure_of(command);
         assert_eq!(code, 1);
-        assert!(line.contains("holds the breaking migration 99 of Node's graphile-worker"), "{line}");
+        assert!(line.contains("has the breaking migration 99 of Node's graphile-worker"), "{line}");
     }
     assert_eq!(value(&database, "select count(*) from graphile_worker.jobs where locked_by is null").await, 1);
 }
@@ -146,8 +153,8 @@ async fn a_tasks_folder_that_is_none_is_told_before_the_database_is_touched() {
     let (database, folder) = (empty_database().await, Folder::new());
     folder.write("file", "");
     for (arguments, message) in [
-        (&[][..], "there is no folder tasks to find tasks in: make it and put a file into it for each task"),
-        (&["--once", "--tasks", "elsewhere"], "there is no folder elsewhere to find tasks in"),
+        (&[][..], "the tasks folder tasks does not exist: create it with one file per task"),
+        (&["--once", "--tasks", "elsewhere"], "the tasks folder elsewhere does not exist"),
         (&["--tasks", "file"], "file is a file, expected a folder"),
     ] {
         let mut command = folder.graphile_worker(arguments);
@@ -178,7 +185,7 @@ async fn a_crontab_with_three_mistakes_is_told_before_the_database_is_touched() 
         command
     });
     assert_eq!(code, 1);
-    assert!(line.contains("the crontab none cannot be read: No such file or directory"), "{line}");
+    assert!(line.contains("could not read the crontab none: No such file or directory"), "{line}");
 }
 
 #[tokio::test]
@@ -246,7 +253,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         "[default: 2000]",
         "--node",
         "--python",
-        "better keep it in DATABASE_URL",
+        "Prefer DATABASE_URL",
     ] {
         assert!(help.contains(flag), "{flag} is not in:\n{help}");
     }
@@ -263,4 +270,22 @@ fn help_version_completions_and_the_manual_need_no_database() {
     assert!(checked.status.success(), "{}", texts(&checked).1);
     let manual = texts(&graphile_worker(&["man"]).output().unwrap()).0;
     assert!(manual.contains(".TH graphile-worker 1") && manual.contains("poll\\-interval"), "{manual}");
+}
+
+#[test]
+fn without_a_database_an_ignored_configuration_of_nodes_is_named() {
+    let folder = Folder::new();
+    let (code, line) = failure_of(folder.graphile_worker(&["list"]));
+    assert!(code == 2 && line.contains("no database given") && !line.contains("graphile.config"), "{line}");
+    folder.write("graphile.config.ts", "export default { worker: { connectionString: \"postgres:///my_app\" } };");
+    for arguments in [&["list"][..], &[], &["--once"]] {
+        let (code, line) = failure_of(folder.graphile_worker(arguments));
+        assert!(code == 2 && line.contains("no database given"), "{line}");
+        assert!(
+            line.contains(
+                "graphile.config.ts configures Node's worker and is not read: pass its connectionString with -c"
+            ),
+            "{line}"
+        );
+    }
 }

@@ -13,7 +13,59 @@ fn good_crontabs_are_counted() {
     folder.write("other", "@daily clean_up");
     let output = folder.graphile_worker(&["crontab", "check", "crontab", "other"]).output().unwrap();
     assert!(output.status.success());
-    assert_eq!(texts(&output), ("crontab: 2 items\nother: 1 item\n".to_owned(), String::new()));
+    let (stdout, stderr) = texts(&output);
+    let lines: Vec<&str> = stdout.lines().map(|line| line.split(" 20").next().unwrap()).collect();
+    assert_eq!(
+        lines,
+        ["crontab: 2 items", "  weekly: next", "  open_shop: next", "other: 1 item", "  clean_up: next"],
+        "{stdout}"
+    );
+    assert_eq!(stderr, "");
+}
+
+#[test]
+fn what_is_hardly_meant_is_a_warning_and_no_failure() {
+    let folder = Folder::new();
+    folder.write("crontab", "*/90 * * * * often\n0 0 31 2 * never\n");
+    let output = folder.graphile_worker(&["crontab", "check", "crontab"]).output().unwrap();
+    let (stdout, stderr) = texts(&output);
+    assert!(output.status.success());
+    assert!(stdout.contains("  often: next 20") && stdout.contains("  never: never\n"), "{stdout}");
+    for warning in
+        ["crontab: warning: crontab line 1, column 1: step 90 exceeds the range", "line 2, column 1: it never fires"]
+    {
+        assert!(stderr.contains(warning), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_database_says_when_items_last_fired() {
+    let (database, folder) = (crate::support::installed_database().await, Folder::new());
+    crate::support::run_sql(
+        &database,
+        "insert into graphile_worker._private_known_crontabs values
+           ('weekly', now(), '2026-03-23T04:30:00Z'), ('open_shop', now(), null)",
+    )
+    .await;
+    folder.write("crontab", &format!("{GOOD}@daily new\n"));
+    let check = |url: &str| {
+        let mut command = folder.graphile_worker(&["crontab", "check", "crontab"]);
+        let output = command.env("DATABASE_URL", url).output().unwrap();
+        assert!(output.status.success());
+        texts(&output)
+    };
+    let (stdout, stderr) = check(database.url());
+    let endings = [", last 2026-03-23T04:30:00Z", ", not fired yet", ", not known to any worker yet"];
+    for (line, ending) in stdout.lines().skip(1).zip(endings) {
+        assert!(line.ends_with(ending), "{stdout}");
+    }
+    assert_eq!(stderr, "");
+    // Without the database the crontab is checked all the same.
+    let (stdout, stderr) = check("postgres://user@127.0.0.1:1/db");
+    assert!(
+        stdout.starts_with("crontab: 3 items\n") && stderr.contains("could not read when the items last fired"),
+        "{stdout}{stderr}"
+    );
 }
 
 #[test]
@@ -34,7 +86,7 @@ fn all_mistakes_of_all_files_are_told_with_their_places() {
             "one: crontab line 2, column ",
             "one: crontab line 3, column ",
             "two: crontab line 1, column 9: ",
-            "none: cannot be read: No such file or directory",
+            "none: could not read: No such file or directory",
         ] {
             assert!(stderr.contains(mistake), "{mistake} is not in:\n{stderr}");
         }

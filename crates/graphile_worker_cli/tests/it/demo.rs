@@ -14,22 +14,30 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
 #[test]
 fn the_demo_shows_successes_failures_retries_and_a_crontab_and_ends_by_itself() {
     let _alone = one_at_a_time();
-    let output = example("demo", &["9"]).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8(text).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{text}");
-    for part in [
+    let parts = [
         "sending to user@example.com",
         "welcoming you",
         "28 letters",
-        "has the account for itself",
+        "has the account to itself",
         "WARN: the service is not available",
-        "worked at attempt 2",
-        "report 'sales': 12 in all",
+        "succeeded on attempt 2",
+        "report 'sales': total 12",
         "tick, due at",
-        "ERROR: job failed for good",
+        "ERROR: job failed permanently",
         "× hopeless: exited with code 1: there is no such account",
-    ] {
+    ];
+    let run_for = |seconds: &str| {
+        let output = example("demo", &[seconds]).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        text
+    };
+    let mut text = run_for("9");
+    // On a crowded machine, nine seconds may be too few for all of it.
+    if !parts.iter().all(|part| text.contains(part)) {
+        text = run_for("60");
+    }
+    for part in parts {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     assert!(!text.contains("accounts/sync: "), "jobs of one queue did not overlap:\n{text}");

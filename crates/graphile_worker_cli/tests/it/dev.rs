@@ -1,6 +1,6 @@
 //! `graphile-worker dev`: a database of its own, from nothing to a job that ran.
 
-use crate::support::{Folder, PATIENCE, Running, failure_of, graphile_worker};
+use crate::support::{Folder, Running, TIMEOUT, failure_of, graphile_worker};
 use sqlx::{Connection, PgConnection};
 use std::path::Path;
 use std::process::Command;
@@ -28,10 +28,10 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
     let folder = folder_with_a_task();
     let mut dev = Running::start(folder.graphile_worker(&["dev"]));
     let (url, statement) = greeting(&mut dev);
-    dev.line(&["connected and looking for jobs", "hello"]);
+    dev.line(&["connected and waiting for jobs", "hello"]);
     let mut connection = PgConnection::connect(&url).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
-    dev.line(&["hello{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
+    dev.line(&["[job 1 hello] INFO: {\"payload\":{\"name\": \"world\"}}"]);
     // Watch is on.
     folder.script("tasks/late", "#!/bin/sh\necho better late than never\n");
     sqlx::raw_sql("select graphile_worker.add_job('late')").execute(&mut connection).await.unwrap();
@@ -43,7 +43,7 @@ async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it
 
     let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
     assert_eq!(code, 1);
-    assert!(line.contains("another `graphile-worker dev` is at work in"), "{line}");
+    assert!(line.contains("another `graphile-worker dev` is running in"), "{line}");
 
     assert!(server_runs(folder.path()));
     dev.signal("INT");
@@ -64,10 +64,10 @@ async fn its_examples_name_a_task_that_can_run_and_work_when_they_are_pasted() {
     let (url, statement) = greeting(&mut dev);
     assert_eq!(statement, r#"select graphile_worker.add_job('mail/send', '{"name": "world"}');"#);
     dev.line(&[r#"graphile-worker add mail/send '{"name": "world"}'"#]);
-    dev.line(&["connected and looking for jobs"]);
+    dev.line(&["connected and waiting for jobs"]);
     let mut add = folder.graphile_worker(&["add", "mail/send", r#"{"name": "world"}"#]);
     assert!(add.env("DATABASE_URL", url).status().unwrap().success());
-    dev.line(&["mail/send{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
+    dev.line(&["[job 1 mail/send] INFO: {\"payload\":{\"name\": \"world\"}}"]);
     dev.signal("TERM");
     assert_eq!(dev.end().0, Some(0));
 }
@@ -98,7 +98,7 @@ async fn data_is_kept_until_it_is_reset() {
     for (arguments, waiting) in [(&["dev"][..], 1), (&["dev"], 2), (&["dev", "--reset", "-j", "2"], 1)] {
         let mut dev = Running::start(folder.graphile_worker(arguments));
         let (url, _) = greeting(&mut dev);
-        dev.line(&["connected and looking for jobs"]);
+        dev.line(&["connected and waiting for jobs"]);
         let mut connection = PgConnection::connect(&url).await.unwrap();
         sqlx::raw_sql(add).execute(&mut connection).await.unwrap();
         let count: i64 =
@@ -113,12 +113,12 @@ async fn data_is_kept_until_it_is_reset() {
 async fn a_killed_dev_leaves_no_server_behind() {
     let folder = folder_with_a_task();
     let mut dev = Running::start(folder.graphile_worker(&["dev"]));
-    dev.line(&["connected and looking for jobs"]);
+    dev.line(&["connected and waiting for jobs"]);
     dev.signal("KILL");
     assert_eq!(dev.end().0, None);
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while server_runs(folder.path()) {
-        assert!(Instant::now() < patience, "the server goes on");
+        assert!(Instant::now() < deadline, "the server goes on");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -128,7 +128,7 @@ fn what_is_missing_is_told_before_anything_is_made() {
     let folder = Folder::new();
     let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
     assert_eq!(code, 1);
-    assert!(line.contains("there is no folder tasks to find tasks in"), "{line}");
+    assert!(line.contains("the tasks folder tasks does not exist"), "{line}");
     assert!(!folder.path().join(".graphile-worker").exists());
 
     let folder = folder_with_a_task();
@@ -136,7 +136,7 @@ fn what_is_missing_is_told_before_anything_is_made() {
     command.env("PGBIN", folder.path());
     let (code, line) = failure_of(command);
     assert_eq!(code, 1);
-    assert!(line.contains("there is no initdb in it"), "{line}");
+    assert!(line.contains("does not contain initdb"), "{line}");
 }
 
 /// Where the tests run as root, `dev` has to work as somebody else, too.
@@ -155,7 +155,7 @@ fn an_ordinary_user_can_use_it() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=nobody", "--clear-groups"]).arg(&binary).arg("dev").current_dir(folder.path());
     let mut dev = Running::start(command);
-    dev.line(&["connected and looking for jobs", "hello"]);
+    dev.line(&["connected and waiting for jobs", "hello"]);
     dev.signal("INT");
     assert_eq!(dev.end().0, Some(0));
 }

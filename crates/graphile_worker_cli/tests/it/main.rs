@@ -3,13 +3,19 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod bad_input;
+mod completions;
+mod connections;
 mod crontab;
 mod demo;
 mod dev;
+mod docs;
+mod odd_databases;
 mod operate;
 mod own_binary;
-mod readme;
+mod poolers;
+mod roles;
 mod run;
 mod schema_only;
 mod support;
 mod terminal;
+mod why;

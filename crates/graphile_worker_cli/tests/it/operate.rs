@@ -113,12 +113,12 @@ async fn add_refuses_what_is_no_job_before_anything_is_done() {
     let database = installed_database().await;
     for (arguments, code, message) in [
         (&["add"][..], 2, "required arguments were not provided"),
-        (&["add", "t", "{to: Ann}"], 2, "the payload is not JSON"),
+        (&["add", "t", "{to: Ann}"], 2, "the payload is not valid JSON"),
         (&["add", "t", "--run-at", "tomorrow"], 2, "invalid value 'tomorrow' for '--run-at <TIME>'"),
         (
             &["add", "t", "--in", "soon"],
             2,
-            "invalid value 'soon' for '--in <DURATION>': expected a length of time such as 90s",
+            "invalid value 'soon' for '--in <DURATION>': expected a duration such as 90s",
         ),
         (&["add", "t", "--in", "1h", "--run-at", "2030-01-01T00:00:00Z"], 2, "cannot be used with"),
         (&["add", "t", "--key-mode", "replace"], 2, "--key <KEY>"),
@@ -158,12 +158,12 @@ async fn add_takes_a_file_of_jobs_all_or_none() {
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert_eq!(stderr.lines().count(), 2, "{stderr}");
     assert!(stderr.contains("wrong.ndjson line 2: unknown field `prio`"), "{stderr}");
-    assert!(stderr.contains("wrong.ndjson line 3: no JSON object such as {\"identifier\": \"hello\""), "{stderr}");
+    assert!(stderr.contains("wrong.ndjson line 3: not a JSON object such as {\"identifier\": \"hello\""), "{stderr}");
     let lines = "{\"payload\":1}\n{\"identifier\":\"c\",\"run_at\":\"noon\"}\n{\"identifier\":5}\n{\"identifier\":\"c\",\"priority\":99999}\n";
     let wrong = folder.write("kinds.ndjson", lines);
     let (_, _, stderr) = ran(on(&database, &["add", "--file", wrong.to_str().unwrap()]));
     for problem in [
-        "line 1: identifier, the task, is missing",
+        "line 1: missing field `identifier` (the task)",
         "line 2: run_at is not a time: expected a time such as 2030-01-31T12:00:00Z",
         "line 3: found integer `5`, expected a string",
         "line 4: found integer `99999`, expected a whole number from -32768 to 32767",
@@ -174,7 +174,7 @@ async fn add_takes_a_file_of_jobs_all_or_none() {
     let (code, line) = failure_of(on(&database, &["add", "--file", refused.to_str().unwrap()]));
     assert!(code == 1 && line.contains("no job was added") && line.contains("Job 2 of 2"), "{line}");
     let (code, line) = failure_of(on(&database, &["add", "--file", "nowhere.ndjson"]));
-    assert!(code == 1 && line.contains("nowhere.ndjson cannot be read"), "{line}");
+    assert!(code == 1 && line.contains("could not read nowhere.ndjson"), "{line}");
     assert_eq!(value(&database, "select count(*) from graphile_worker.jobs where task_identifier = 'c'").await, 0);
 }
 
@@ -254,7 +254,7 @@ async fn list_is_a_table_for_people() {
     assert_eq!(lines[6], "more: --after 5");
     assert_eq!(said(&database, &["list", "--task", "nobody's"]), "no jobs\n");
     let (code, line) = failure_of(on(&database, &["list", "--state", "lost"]));
-    assert!(code == 2 && line.contains("expected ready, scheduled, running, retrying, failed"), "{line}");
+    assert!(code == 2 && line.contains("expected one of ready, scheduled, running, retrying, failed"), "{line}");
 }
 
 #[tokio::test]
@@ -306,7 +306,7 @@ async fn show_tells_all_of_a_job() {
     let (code, line) = failure_of(on(&database, &["show", "99"]));
     assert_eq!(
         (code, line.as_str()),
-        (1, "graphile-worker: there is no job 99: it is done, was removed, or never was")
+        (1, "graphile-worker: there is no job 99: it completed, was removed, or never existed")
     );
     let (code, line) = failure_of(on(&database, &["show", "first"]));
     assert!(code == 2 && line.contains("invalid value 'first' for '<ID>'"), "{line}");
@@ -326,10 +326,10 @@ async fn a_text_that_would_steer_the_terminal_is_shown_without_that() {
 async fn why_explains_in_sentences_and_as_json() {
     let database = one_of_each().await;
     for (id, sentence) in [
-        ("2", "Its time is yet to come: it is due in "),
+        ("2", "It is not due yet: it will be due in "),
         ("3", "Worker w1 has been running it for "),
-        ("4", "It was tried once and waits to be tried again in "),
-        ("5", "It has used up its attempts (3 of 3). The last error: boom"),
+        ("4", "It failed once and will be retried in "),
+        ("5", "It failed permanently (3 of 3 attempts). The last error: boom"),
         ("6", "Its queue \"q\" has been held by worker w1 for "),
         ("1", "It has the flags [\"x\"]"),
     ] {
@@ -339,10 +339,11 @@ async fn why_explains_in_sentences_and_as_json() {
     let queued = answer(&database, &["why", "6"]);
     let reason = &queued["reasons"][0];
     assert_eq!(
-        (&reason["reason"], &reason["job_id"], &reason["worker_id"]),
+        (&reason["reason"], &reason["job_id"], &reason["worker"]["worker_id"]),
         (&json!("queue_locked"), &json!(3), &json!("w1"))
     );
-    assert!(reason["message"].as_str().unwrap().ends_with("which runs job 3."), "{queued}");
+    assert!(reason["message"].as_str().unwrap().contains("which runs job 3."), "{queued}");
+    assert_eq!(queued["fix"], "If that worker is dead: graphile-worker unlock w1");
     assert_eq!(queued["job"]["state"], "ready");
 
     let (code, stdout, _) = ran(on(&database, &["why", "99", "--json"]));
@@ -351,11 +352,11 @@ async fn why_explains_in_sentences_and_as_json() {
 }
 
 #[tokio::test]
-async fn why_notices_that_nobody_works() {
+async fn why_notices_that_no_worker_runs() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('t')").await;
     let text = said(&database, &["why", "1"]);
-    assert!(text.starts_with("job 1 (ready)  No worker is to be seen"), "{text}");
+    assert!(text.starts_with("job 1 (ready)  No worker is visible"), "{text}");
 }
 
 #[tokio::test]
@@ -380,7 +381,7 @@ async fn complete_deletes_jobs_and_tells_which_it_could_not() {
 #[tokio::test]
 async fn fail_uses_up_the_attempts_with_a_reason() {
     let database = one_of_each().await;
-    assert_eq!(said(&database, &["fail", "1", "--reason", "given up"]), "job 1 failed for good\n");
+    assert_eq!(said(&database, &["fail", "1", "--reason", "given up"]), "job 1 failed permanently\n");
     let answer = answer(&database, &["fail", "2"]);
     assert_eq!(answer["done"][0]["last_error"], "Manually marked as failed");
     assert_eq!(answer["done"][0]["attempts"], answer["done"][0]["max_attempts"]);
@@ -419,7 +420,7 @@ async fn reschedule_changes_what_is_said() {
     );
     assert_eq!(
         said(&database, &["reschedule", "5", "--priority", "1"]),
-        "job 5 will not run: 3 of 3 attempts are used up\n"
+        "job 5 will not run: 3 of 3 attempts are used\n"
     );
     let (code, line) = failure_of(on(&database, &["reschedule", "1"]));
     assert!(code == 2 && line.contains("required"), "{line}");
@@ -444,7 +445,7 @@ async fn remove_goes_by_key() {
     run_sql(&database, "update graphile_worker._private_jobs set key = 'running' where id = 3").await;
     let (code, stdout, stderr) = ran(on(&database, &["remove", "first", "running", "other"]));
     assert_eq!(code, 1);
-    assert_eq!(stdout, "job 1 removed\njob 3 is running: it lost its key, and will not run again\n");
+    assert_eq!(stdout, "job 1 removed\njob 3 is running: its key was removed, and it will not be retried\n");
     assert_eq!(stderr, "graphile-worker: key \"other\": no job has this key\n");
     let (_, stdout, _) = ran(on(&database, &["remove", "other", "--json"]));
     let answer: Value = serde_json::from_str(&stdout).unwrap();
@@ -500,13 +501,13 @@ async fn workers_tell_who_lives_and_what_they_hold() {
             .collect::<serde_json::Map<_, _>>()
             .into()
     };
-    assert_eq!(states(&[]), json!({"w1": "unknown", "rs-live-1": "alive", "rs-live-2": "alive"}));
+    assert_eq!(states(&[]), json!({"w1": "unknown", "rs-live-1": "alive", "rs-live-2": "silent"}));
     assert_eq!(states(&["--threshold", "1m"]), json!({"w1": "unknown", "rs-live-1": "alive", "rs-live-2": "stale"}));
     assert!(said(&database, &["workers"]).contains("rs-live-1"));
     let empty = installed_database().await;
     assert_eq!(
         (answer(&empty, &["workers"]), said(&empty, &["workers"])),
-        (json!([]), "no workers to be seen\n".to_owned())
+        (json!([]), "no workers found\n".to_owned())
     );
 }
 
@@ -522,7 +523,7 @@ async fn sweep_frees_the_jobs_of_dead_workers_or_only_names_them() {
     .await;
     assert_eq!(said(&database, &["sweep"]), "no dead workers\n", "it is not 5 minutes yet");
     let text = said(&database, &["sweep", "--threshold", "1m", "--dry-run"]);
-    assert_eq!(text, "worker rs-live-1 is dead\nnothing was changed: leave out --dry-run to free their jobs\n");
+    assert_eq!(text, "worker rs-live-1 is dead\nnothing was changed: run without --dry-run to release their jobs\n");
     // The log says of each job that it was recovered.
     let (code, stdout, _) = ran(on(&database, &["sweep", "--threshold", "1m", "--delay", "1h", "--json"]));
     let swept: Value = serde_json::from_str(&stdout).unwrap();
@@ -549,8 +550,8 @@ async fn a_worker_that_is_slow_by_its_own_account_is_not_swept_and_that_is_said(
     .await;
     let text = said(&database, &["sweep", "--threshold", "1m"]);
     let (worker, verdict) = text.split_once('\n').unwrap();
-    assert!(worker.starts_with("worker rs-live-1 was last heard of 2m"), "{text}");
-    assert!(worker.ends_with("not dead before two of its own heartbeat intervals have passed"), "{text}");
+    assert!(worker.starts_with("worker rs-live-1 sent its last heartbeat 2m"), "{text}");
+    assert!(worker.ends_with("counts as dead only after two of its heartbeat intervals"), "{text}");
     assert_eq!(verdict, "no dead workers\n");
     assert_eq!(answer(&database, &["sweep", "--threshold", "1m"])["not_dead_yet"], json!(["rs-live-1"]));
     assert_eq!(said(&database, &["sweep"]), "no dead workers\n");
@@ -560,10 +561,10 @@ async fn a_worker_that_is_slow_by_its_own_account_is_not_swept_and_that_is_said(
 async fn a_schema_that_is_not_there_is_named_in_the_advice() {
     let database = installed_database().await;
     let (code, line) = failure_of(on(&database, &["-s", "nope", "list"]));
-    let advice = "run `graphile-worker -s nope migrate`, or name the right schema with -s";
+    let advice = "run `graphile-worker -s nope migrate`, or set the right schema with -s";
     assert!(code == 1 && line.ends_with(advice), "{line}");
     let (code, stdout, _) = ran(on(&database, &["-s", "nope", "doctor"]));
-    assert!(code == 1 && stdout.contains("Run `graphile-worker -s 'nope' migrate`."), "{stdout}");
+    assert!(code == 1 && stdout.contains("Run `graphile-worker -s nope migrate`."), "{stdout}");
 }
 
 #[tokio::test]
@@ -598,7 +599,7 @@ async fn a_narrow_terminal_says_what_it_has_no_room_for() {
     command.env("COLUMNS", "40");
     let (_, text, _) = ran(command);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.ends_with("… no room for: retrying, scheduled"), "{text}");
+    assert!(words.ends_with("… columns omitted: retrying, scheduled"), "{text}");
     let mut command = on(&database, &["migrate"]);
     command.env("COLUMNS", "40");
     let (_, text, _) = ran(command);
@@ -615,11 +616,10 @@ async fn unlock_frees_what_a_worker_holds_unless_it_lives() {
     )
     .await;
     let (code, stdout, stderr) = ran(on(&database, &["unlock", "w1", "rs-live-1", "nobody"]));
-    assert_eq!((code, stdout.as_str()), (1, "worker w1: 1 job and 1 queue freed\n"));
+    assert_eq!((code, stdout.as_str()), (1, "worker w1: 1 job and 1 queue released\n"));
     assert_eq!(
         stderr,
-        "graphile-worker: worker rs-live-1 was heard of lately, though no connection of it is to be seen: if it is dead, \
-         use --force\n\
+        "graphile-worker: worker rs-live-1 has sent a heartbeat recently, but no connection has its name: if it is dead, use --force\n\
          graphile-worker: worker nobody holds nothing\n"
     );
     let forced = answer(&database, &["unlock", "--force", "rs-live-1"]);
@@ -659,10 +659,10 @@ async fn uninstall_first_says_what_would_go() {
     run_sql(&database, "create view public.mine as select id from graphile_worker.jobs").await;
     let text = said(&database, &["uninstall"]);
     assert!(
-        text.starts_with("Nothing was changed. With --yes this drops the schema \"graphile_worker\" with 6 jobs:\n"),
+        text.starts_with("Nothing was changed. Use --yes to drop schema \"graphile_worker\" with 6 jobs:\n"),
         "{text}"
     );
-    assert!(text.contains("view mine") && text.contains("6, of which 1 is running"), "{text}");
+    assert!(text.contains("view public.mine") && text.contains("6 (1 running)"), "{text}");
     assert_eq!(value(&database, "select count(*) from graphile_worker.jobs").await, 6);
     let dropped = answer(&database, &["uninstall", "--yes"]);
     assert_eq!((&dropped["dropped"], &dropped["jobs"]), (&json!(true), &json!(6)));
@@ -686,7 +686,7 @@ async fn doctor_gives_advice_and_fails_where_there_is_a_problem() {
     run_sql(&database, "select graphile_worker.add_job('t', run_at => now() - interval '1 hour')").await;
     let (code, stdout, _) = ran(on(&database, &["doctor"]));
     assert_eq!(code, 1, "{stdout}");
-    assert!(stdout.contains("problem") && stdout.contains("jobs that could run: 1, the first for 1h"), "{stdout}");
+    assert!(stdout.contains("problem") && stdout.contains("due jobs: 1, the oldest for 1h"), "{stdout}");
     assert!(stdout.contains("→ Start a worker"), "{stdout}");
 
     let (code, stdout, _) = ran(on(&empty_database().await, &["doctor", "--json"]));
@@ -698,7 +698,7 @@ async fn top_prints_one_frame_where_nobody_watches() {
     let database = one_of_each().await;
     let text = said(&database, &["top"]);
     assert!(text.contains("added/s ") && text.contains("ready 2  running 1"), "{text}");
-    for part in ["send_email", "sync", "w1", "runs job"] {
+    for part in ["send_email", "sync", "w1", "running job"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let frame = answer(&database, &["top"]);
@@ -729,8 +729,8 @@ async fn every_command_says_what_to_do_where_nothing_is_installed() {
         &["top"],
     ] {
         let (code, line) = failure_of(on(&database, arguments));
-        assert!(code == 1 && line.contains("not installed in the schema \"graphile_worker\""), "{arguments:?}: {line}");
-        assert!(line.ends_with("`, or name the right schema with -s"), "{arguments:?}: {line}");
+        assert!(code == 1 && line.contains("not installed in schema \"graphile_worker\""), "{arguments:?}: {line}");
+        assert!(line.ends_with("`, or set the right schema with -s"), "{arguments:?}: {line}");
     }
 }
 
@@ -740,10 +740,10 @@ async fn a_schema_that_is_too_new_is_left_alone() {
     run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (1000, true)").await;
     for arguments in [&["list"][..], &["add", "t"], &["complete", "1"], &["cleanup"], &["migrate"]] {
         let (code, line) = failure_of(on(&database, arguments));
-        assert!(code == 1 && line.contains("holds the breaking migration 1000"), "{arguments:?}: {line}");
+        assert!(code == 1 && line.contains("has the breaking migration 1000"), "{arguments:?}: {line}");
     }
     let (code, stdout, _) = ran(on(&database, &["doctor"]));
-    assert!(code == 1 && stdout.contains("holds the breaking migration 1000"), "{stdout}");
+    assert!(code == 1 && stdout.contains("has the breaking migration 1000"), "{stdout}");
     assert_eq!(value(&database, "select count(*) from graphile_worker.jobs").await, 6);
 }
 
@@ -757,7 +757,7 @@ async fn the_schema_of_nodes_worker_alone_can_be_looked_at() {
     .await;
     assert_eq!(ids(&answer(&database, &["list", "--state", "failed"])), [5]);
     let (code, line) = failure_of(on(&database, &["workers"]));
-    assert!(code == 1 && line.ends_with("run `graphile-worker migrate`, or name the right schema with -s"), "{line}");
+    assert!(code == 1 && line.ends_with("run `graphile-worker migrate`, or set the right schema with -s"), "{line}");
 }
 
 #[tokio::test]

@@ -8,10 +8,10 @@ async fn it_runs_its_own_tasks_and_needs_no_folder() {
     let mut command = example("own_binary", &[]);
     command.current_dir(folder.path()).env("DATABASE_URL", database.url());
     let mut worker = Running::start(command);
-    worker.line(&["connected and looking for jobs", "hello"]);
+    worker.line(&["connected and waiting for jobs", "hello"]);
     run_sql(&database, "select graphile_worker.add_job('hello', '\"world\"')").await;
     worker.line(&["Hello, world"]);
-    worker.line(&["hello{1})] INFO: job completed"]);
+    worker.line(&["[job 1 hello] INFO: job completed"]);
     worker.signal("TERM");
     assert_eq!(worker.end().0, Some(0));
 }
@@ -26,5 +26,5 @@ async fn it_has_the_other_commands_too() {
     command.current_dir(folder.path());
     let (code, line) = failure_of(command);
     assert_eq!(code, 1);
-    assert!(line.contains("there is no folder none"), "{line}");
+    assert!(line.contains("the tasks folder none does not exist"), "{line}");
 }

@@ -32,13 +32,13 @@ fn add_job(task: &str) -> String {
 async fn it_installs_the_schema_runs_jobs_as_they_come_and_stops_at_a_signal() {
     let (database, folder) = (empty_database().await, greeting_folder());
     let mut worker = Running::start(on(&database, &folder, &[]));
-    worker.line(&["[core] INFO: schema migrated"]);
-    worker.line(&["[worker(rs-live-", "INFO: connected and looking for jobs", "greet"]);
+    worker.line(&["[core] INFO: schema installed (level: 20, schema: graphile_worker)"]);
+    worker.line(&["[worker ", "INFO: connected and waiting for jobs", "greet"]);
     run_sql(&database, &add_job("greet")).await;
-    worker.line(&["[job(rs-live-", ": greet{1})] INFO: {\"payload\":{\"name\": \"world\"}}"]);
-    worker.line(&["[job(rs-live-", ": greet{1})] INFO: job completed (", "ms)"]);
+    worker.line(&["[job 1 greet] INFO: {\"payload\":{\"name\": \"world\"}}"]);
+    worker.line(&["[job 1 greet] INFO: job completed (", "ms)"]);
     worker.signal("TERM");
-    worker.line(&["INFO: asked to stop (signal: SIGTERM)"]);
+    worker.line(&["INFO: shutdown requested (signal: SIGTERM)"]);
     assert_eq!(worker.end().0, Some(0));
     assert_eq!(value(&database, JOBS_LEFT).await, 0);
 }
@@ -88,7 +88,7 @@ async fn polling_finds_what_nobody_told_of_and_statements_need_not_be_prepared()
         &folder,
         &["--poll-interval", "50", "--no-prepared-statements", "--max-pool-size", "2"],
     ));
-    worker.line(&["connected and looking for jobs"]);
+    worker.line(&["connected and waiting for jobs"]);
     // Not by `add_job`, which would tell.
     run_sql(
         &database,
@@ -109,7 +109,7 @@ async fn jobs_that_run_may_finish_within_the_grace_period() {
     let mut worker = Running::start(on(&database, &folder, &["--grace-period", "60"]));
     worker.line(&["INFO: begun"]);
     worker.signal("TERM");
-    worker.line(&["letting jobs finish"]);
+    worker.line(&["waiting for running jobs to finish"]);
     folder.write("go", "");
     worker.line(&["job completed"]);
     assert_eq!(worker.end().0, Some(0));
@@ -117,7 +117,7 @@ async fn jobs_that_run_may_finish_within_the_grace_period() {
 }
 
 #[tokio::test]
-async fn jobs_that_outlive_the_grace_period_are_handed_back() {
+async fn jobs_that_outlive_the_grace_period_are_released() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/endless", "#!/bin/sh\necho begun\nexec sleep 1000\n");
     run_sql(&database, &add_job("endless")).await;
@@ -126,7 +126,7 @@ async fn jobs_that_outlive_the_grace_period_are_handed_back() {
     worker.signal("TERM");
     let (code, log) = worker.end();
     assert_eq!(code, Some(0), "{log}");
-    assert!(log.contains("handed back"), "{log}");
+    assert!(log.contains("job interrupted and released"), "{log}");
     wait_until(&database, "select attempts || ' ' || (locked_by is null) from graphile_worker.jobs", json!("0 true"))
         .await;
 }
@@ -139,7 +139,7 @@ async fn a_second_signal_ends_it_at_once_with_the_code_of_a_shell() {
     let mut worker = Running::start(on(&database, &folder, &["--grace-period", "1000"]));
     worker.line(&["INFO: begun"]);
     worker.signal("INT");
-    worker.line(&["letting jobs finish"]);
+    worker.line(&["waiting for running jobs to finish"]);
     worker.signal("INT");
     let (code, log) = worker.end();
     assert_eq!(code, Some(130), "{log}");
@@ -158,9 +158,9 @@ async fn a_third_signal_leaves_no_program_behind() {
     let hold = "begin; lock table graphile_worker._private_jobs";
     sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
     worker.signal("INT");
-    worker.line(&["letting jobs finish"]);
+    worker.line(&["waiting for running jobs to finish"]);
     worker.signal("TERM");
-    worker.line(&["asked to stop", "SIGTERM"]);
+    worker.line(&["shutdown requested", "SIGTERM"]);
     worker.signal("HUP");
     let (code, log) = worker.end();
     // The worker waits for a second only: on a slow machine the last signal may find it gone.
@@ -186,12 +186,12 @@ async fn a_signal_before_the_database_answers_ends_it() {
 async fn recovery_is_on_unless_it_is_switched_off() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let mut worker = Running::start(on(&database, &folder, &[]));
-    worker.line(&["[worker(rs-live-", "connected"]);
+    worker.line(&["[worker ", "connected"]);
     assert_eq!(value(&database, "select count(*) from graphile_worker._rs_workers").await, 1);
     worker.signal("TERM");
     assert_eq!(worker.end().0, Some(0));
     let mut without = Running::start(on(&database, &folder, &["--no-recovery"]));
-    without.line(&["[worker(rs-worker-", "connected"]);
+    without.line(&["[worker ", "connected"]);
     assert_eq!(value(&database, "select count(*) from graphile_worker._rs_workers").await, 0);
     without.signal("HUP");
     assert_eq!(without.end().0, Some(0));
@@ -223,7 +223,7 @@ async fn tasks_and_crontab_may_be_elsewhere() {
     folder.write("my.crontab", "* * * * * * greet ?jobKey=greet {from: \"crontab\"}\n");
     let arguments = ["--tasks", "mine", "--crontab", "my.crontab"];
     let mut worker = Running::start(on(&database, &folder, &arguments));
-    worker.line(&["greet{", "\"from\":\"crontab\""]);
+    worker.line(&[" greet] ", "\"from\":\"crontab\""]);
     worker.signal("TERM");
     assert_eq!(worker.end().0, Some(0));
 }
@@ -233,7 +233,7 @@ async fn the_crontab_beside_the_tasks_is_used() {
     let (database, folder) = (installed_database().await, greeting_folder());
     folder.write("crontab", "* * * * * * greet {from: \"crontab\"}\n");
     let mut worker = Running::start(on(&database, &folder, &[]));
-    worker.line(&["greet{", "\"from\":\"crontab\""]);
+    worker.line(&[" greet] ", "\"from\":\"crontab\""]);
     worker.signal("TERM");
     assert_eq!(worker.end().0, Some(0));
 }
@@ -244,13 +244,13 @@ async fn watch_takes_up_tasks_and_a_crontab_that_change() {
     for flag in ["-w", "--watch"] {
         let _ = std::fs::remove_file(folder.path().join("tasks/late"));
         let mut worker = Running::start(on(&database, &folder, &[flag]));
-        worker.line(&["connected and looking for jobs"]);
+        worker.line(&["connected and waiting for jobs"]);
         folder.script("tasks/late", "#!/bin/sh\necho better late than never\n");
         run_sql(&database, &add_job("late")).await;
-        worker.line(&["late{", "INFO: better late than never"]);
+        worker.line(&[" late] ", "INFO: better late than never"]);
         let crontab = format!("* * * * * * greet {{with: \"{flag}\"}}\n");
         folder.write("crontab", &crontab);
-        worker.line(&["greet{", &format!("\"with\":\"{flag}\"")]);
+        worker.line(&[" greet] ", &format!("\"with\":\"{flag}\"")]);
         worker.signal("TERM");
         assert_eq!(worker.end().0, Some(0));
     }
@@ -352,7 +352,7 @@ async fn no_password_is_on_a_command_line_or_in_the_log() {
         let (stdout, stderr) = texts(&output);
         assert!(stderr.contains("INFO: looked"), "{stderr}");
         assert!(!stdout.contains("secret-word") && !stderr.contains("secret-word"), "{stderr}");
-        assert!(stderr.contains(&format!("look{{{id}}})] INFO: 0")), "{stderr}");
+        assert!(stderr.contains(&format!("[job {id} look] INFO: 0")), "{stderr}");
     }
     let mut connection = sqlx::PgConnection::connect_with(&database.options()).await.unwrap();
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
@@ -375,11 +375,11 @@ async fn as_process_1_of_a_container_it_hears_signals() {
         return; // Only root can do this, and only on Linux.
     }
     let mut worker = Running::start(alone);
-    worker.line(&["connected and looking for jobs"]);
+    worker.line(&["connected and waiting for jobs"]);
     let children = format!("/proc/{0}/task/{0}/children", worker.pid());
     let inside = std::fs::read_to_string(children).unwrap();
     assert!(Command::new("kill").args(["-TERM", inside.trim()]).status().unwrap().success());
-    worker.line(&["INFO: asked to stop (signal: SIGTERM)"]);
+    worker.line(&["INFO: shutdown requested (signal: SIGTERM)"]);
     assert_eq!(worker.end().0, Some(0));
 }
 
@@ -394,7 +394,9 @@ async fn files_in_javascript_and_python_are_tasks_beside_executables() {
     }
     let (_, log) =
         texts(&on(&database, &folder, &["--once", "--node", "node", "--python", "python3"]).output().unwrap());
-    for line in ["js{1})] INFO: JavaScript: world", "py{2})] INFO: Python: world", "greet{3})] INFO: {\"payload\""] {
+    for line in
+        ["[job 1 js] INFO: JavaScript: world", "[job 2 py] INFO: Python: world", "[job 3 greet] INFO: {\"payload\""]
+    {
         assert!(log.contains(line), "{line} is not in:\n{log}");
     }
     assert_eq!(value(&database, JOBS_LEFT).await, json!(0));
@@ -404,14 +406,14 @@ async fn files_in_javascript_and_python_are_tasks_beside_executables() {
 async fn it_leaves_with_a_code_of_its_own_when_a_newer_release_takes_over_the_schema() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let mut worker = Running::start(on(&database, &folder, &[]));
-    worker.line(&["INFO: connected and looking for jobs"]);
+    worker.line(&["INFO: connected and waiting for jobs"]);
     run_sql(&database, &add_job("greet")).await;
-    worker.line(&["greet{1})] INFO: job completed"]);
+    worker.line(&["[job 1 greet] INFO: job completed"]);
     run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (21, true)").await;
     // Whenever it listens: it may not yet.
     let leave = "select pg_notify('worker:migrate', '{\"migrationNumber\":21,\"breaking\":true}')";
     run_sql(&database, leave).await;
-    worker.line(&["WARN: the schema moves on: leaving", "the breaking migration 21"]);
+    worker.line(&["WARN: a newer release changes the schema: stopping", "the breaking migration 21"]);
     assert_eq!(worker.end().0, Some(57));
 }
 
@@ -435,7 +437,7 @@ fn a_database_that_is_not_ready_in_time_is_reported_with_the_last_error() {
     let output = command.env("DATABASE_URL", "postgres://u@127.0.0.1:1/db").output().unwrap();
     let log = texts(&output).1;
     assert_eq!(output.status.code(), Some(1), "{log}");
-    let last = "gave up waiting for the database after 1s: could not connect to 127.0.0.1:1: ";
+    let last = "the database was not ready after 1s: could not connect to 127.0.0.1:1: ";
     assert!(log.lines().last().unwrap().contains(last), "{log}");
 }
 
@@ -446,10 +448,9 @@ async fn what_a_crontab_wants_and_nobody_knows_is_said_and_so_is_an_empty_folder
     folder.write("crontab", "0 4 * * * clean_up ?id=nightly\n");
     let mut command = folder.graphile_worker(&["--once"]);
     let (_, stderr) = texts(&command.env("DATABASE_URL", database.url()).output().unwrap());
-    let unknown =
-        "[cron] WARN: this worker does not know the task of a crontab item (item: nightly, task_identifier: clean_up)";
+    let unknown = "[cron] WARN: this worker does not define the task of a crontab item (item: nightly, task_identifier: clean_up)";
     assert!(stderr.contains(unknown), "{stderr}");
-    assert!(stderr.contains("[worker] WARN: there are no tasks in the tasks folder (folder: "), "{stderr}");
+    assert!(stderr.contains("[worker] WARN: the tasks folder contains no tasks (folder: "), "{stderr}");
     folder.script("tasks/clean_up", "#!/bin/sh\n");
     let mut command = folder.graphile_worker(&["--once"]);
     let (_, stderr) = texts(&command.env("DATABASE_URL", database.url()).output().unwrap());
@@ -464,7 +465,7 @@ async fn what_node_would_have_read_is_named() {
     folder.write("graphile.config.mts", "export default {};");
     let output = on(&database, &folder, &["--once"]).env("GRAPHILE_LOGGER_DEBUG", "1").output().unwrap();
     let log = texts(&output).1;
-    assert!(log.contains("WARN: the configuration of Node's worker is not read here"), "{log}");
+    assert!(log.contains("WARN: the configuration of Node's worker is not read:"), "{log}");
     assert!(log.contains("graphile.config.mts") && log.contains("] DEBUG: "), "{log}");
 }
 
@@ -476,7 +477,7 @@ async fn tasks_are_a_list_for_machines() {
     let mut command = folder.graphile_worker(&["--log-format", "json"]);
     command.env("DATABASE_URL", database.url());
     let mut worker = Running::start(command);
-    let line: Value = serde_json::from_str(&worker.line(&["connected and looking for jobs"])).unwrap();
+    let line: Value = serde_json::from_str(&worker.line(&["connected and waiting for jobs"])).unwrap();
     assert_eq!(line["tasks"], json!(["one", "two"]));
     worker.signal("TERM");
     assert_eq!(worker.end().0, Some(0));
@@ -489,14 +490,14 @@ async fn a_file_that_is_no_task_is_told_once_while_the_folder_is_watched() {
     let mut command = folder.graphile_worker(&["--watch"]);
     command.env("DATABASE_URL", database.url());
     let mut worker = Running::start(command);
-    worker.line(&["is no task (file: first.txt, problem: has no run bit"]);
-    worker.line(&["connected and looking for jobs"]);
+    worker.line(&["is not a task (file: first.txt, problem: has no run bit"]);
+    worker.line(&["connected and waiting for jobs"]);
     folder.write("tasks/second.txt", "");
-    worker.line(&["is no task (file: second.txt, problem: has no run bit"]);
+    worker.line(&["is not a task (file: second.txt, problem: has no run bit"]);
     folder.script("tasks/third", "#!/bin/sh\n");
-    worker.line(&["a task has changed", "third"]);
+    worker.line(&["task changed", "third"]);
     worker.signal("TERM");
     let (code, log) = worker.end();
     assert_eq!(code, Some(0));
-    assert_eq!(log.matches("is no task").count(), 2, "{log}");
+    assert_eq!(log.matches("is not a task").count(), 2, "{log}");
 }

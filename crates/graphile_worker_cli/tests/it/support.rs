@@ -1,6 +1,7 @@
-//! What every test needs: a database, a folder, the binary, and what came of running it.
+//! Helpers that all tests share: databases, temporary folders, and running the binary. Helpers for one topic are in the
+//! file of that topic.
 
-use graphile_worker_devdb::{Cluster, TestDatabase};
+use graphile_worker_devdb::{Cluster, PgBouncer, TestDatabase};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::io::{BufRead, BufReader, Read};
@@ -15,15 +16,15 @@ use std::time::{Duration, Instant};
 static CLUSTER: LazyLock<Cluster> =
     LazyLock::new(|| Cluster::for_tests().unwrap_or_else(|error| panic!("no PostgreSQL for the tests: {error}")));
 
-/// So long a test waits for something that ought to happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a test waits for an event before it fails.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A database with nothing in it.
+/// Creates an empty database.
 pub(crate) async fn empty_database() -> TestDatabase {
     CLUSTER.database("empty", async |_| Ok(())).await.unwrap()
 }
 
-/// A database with the schema installed, by a release like this one.
+/// Creates a database with this release's schema installed.
 pub(crate) async fn installed_database() -> TestDatabase {
     let database = empty_database().await;
     let mut connection = PgConnection::connect_with(&database.options()).await.unwrap();
@@ -31,37 +32,42 @@ pub(crate) async fn installed_database() -> TestDatabase {
     database
 }
 
+/// Starts a PgBouncer in front of the server, with these settings instead of its defaults.
+pub(crate) fn pgbouncer(settings: &[(&str, &str)]) -> PgBouncer {
+    CLUSTER.pgbouncer(settings).unwrap_or_else(|error| panic!("no PgBouncer for the tests: {error}"))
+}
+
 pub(crate) async fn run_sql(database: &TestDatabase, sql: &str) {
     let mut connection = PgConnection::connect_with(&database.options()).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
 }
 
-/// The only value of a query, as JSON.
+/// Runs a query and returns its single value as JSON.
 pub(crate) async fn value(database: &TestDatabase, sql: &str) -> Value {
     let mut connection = PgConnection::connect_with(&database.options()).await.unwrap();
-    let sql = format!("select to_json(answer) from ({sql}) as asked (answer)");
+    let sql = format!("select to_json(answer) from ({sql}) as query (answer)");
     sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap()
 }
 
-/// Waits until the query's only value is this.
+/// Repeats the query until it returns `wanted`.
 pub(crate) async fn wait_until(database: &TestDatabase, sql: &str, wanted: Value) {
-    let patience = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let found = value(database, sql).await;
         if found == wanted {
             return;
         }
-        assert!(Instant::now() < patience, "{sql} is {found}, expected {wanted}");
+        assert!(Instant::now() < deadline, "{sql} is {found}, expected {wanted}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Host and port.
+/// Host and port of the database's server.
 pub(crate) fn server(database: &TestDatabase) -> String {
     database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned()
 }
 
-/// A folder that is gone after its test, for everybody to enter.
+/// A temporary folder that every user can enter, because PostgreSQL may run as another user. Deleted on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -85,14 +91,14 @@ impl Folder {
         path
     }
 
-    /// An executable.
+    /// Writes an executable file.
     pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.write(name, text);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path
     }
 
-    /// The binary, in this folder.
+    /// The binary, with this folder as its current folder.
     pub(crate) fn graphile_worker(&self, arguments: &[&str]) -> Command {
         let mut command = graphile_worker(arguments);
         command.current_dir(&self.0);
@@ -106,17 +112,18 @@ impl Drop for Folder {
     }
 }
 
-/// The binary, with nothing in its environment that it would go by.
+/// The binary, without the environment variables that it reads.
 pub(crate) fn graphile_worker(arguments: &[&str]) -> Command {
     clean(Command::new(env!("CARGO_BIN_EXE_graphile-worker")), arguments)
 }
 
-/// A program of examples/, built with the tests.
+/// A program in examples/, which is built with the tests.
 pub(crate) fn example(name: &str, arguments: &[&str]) -> Command {
     let folder = Path::new(env!("CARGO_BIN_EXE_graphile-worker")).parent().unwrap().join("examples");
     clean(Command::new(folder.join(name)), arguments)
 }
 
+/// The command with these arguments, and without the environment variables that the binary reads.
 pub(crate) fn clean(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments);
     for (name, _) in std::env::vars_os() {
@@ -130,7 +137,7 @@ pub(crate) fn clean(mut command: Command, arguments: &[&str]) -> Command {
     command
 }
 
-/// The only line that was written, to standard output or standard error, and the exit code.
+/// Runs the command, and returns its exit code and the single line that it printed.
 pub(crate) fn outcome(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     let (stdout, stderr) = texts(&output);
@@ -139,34 +146,34 @@ pub(crate) fn outcome(mut command: Command) -> (Option<i32>, String) {
     (output.status.code(), line.trim_end().to_owned())
 }
 
-/// The same for what is meant to fail.
+/// Runs the binary, which must fail with a single line that contains no password.
 pub(crate) fn failure(arguments: &[&str]) -> (i32, String) {
     failure_of(graphile_worker(arguments))
 }
 
 pub(crate) fn failure_of(command: Command) -> (i32, String) {
     let (code, line) = outcome(command);
-    assert!(!line.contains("secret"), "the password is nobody's business: {line}");
+    assert!(!line.contains("secret"), "the message contains the password: {line}");
     (code.unwrap(), line)
 }
 
-/// Standard output and standard error.
+/// Standard output and standard error as text.
 pub(crate) fn texts(output: &Output) -> (String, String) {
     (String::from_utf8(output.stdout.clone()).unwrap(), String::from_utf8(output.stderr.clone()).unwrap())
 }
 
-/// Without the line breaks of a terminal.
+/// The text with single spaces instead of line breaks.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The binary at work, with what it writes.
+/// A running process, and the lines that it has printed.
 pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
-    /// What was asked for, then the others.
+    /// The lines that `line` has returned, then the others.
     seen: Vec<String>,
-    asked: usize,
+    returned: usize,
 }
 
 impl Running {
@@ -183,22 +190,22 @@ impl Running {
                 }
             });
         }
-        Running { child, lines, seen: Vec::new(), asked: 0 }
+        Running { child, lines, seen: Vec::new(), returned: 0 }
     }
 
-    /// A line that has all of this in it, other than those that were asked for before.
+    /// Waits for a line that contains all of `parts`, other than those returned before.
     pub(crate) fn line(&mut self, parts: &[&str]) -> String {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let fits = |line: &str| parts.iter().all(|part| line.contains(part));
         loop {
-            if let Some(position) = self.seen.iter().skip(self.asked).position(|line| fits(line)) {
-                // Standard output and standard error may overtake each other: what stands before is kept.
-                let line = self.seen.remove(self.asked + position);
-                self.seen.insert(self.asked, line.clone());
-                self.asked += 1;
+            if let Some(position) = self.seen.iter().skip(self.returned).position(|line| fits(line)) {
+                // Lines of standard output and standard error may arrive in any order: keep the earlier ones.
+                let line = self.seen.remove(self.returned + position);
+                self.seen.insert(self.returned, line.clone());
+                self.returned += 1;
                 return line;
             }
-            let left = patience.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             let Ok(line) = self.lines.recv_timeout(left) else {
                 panic!("no line with {parts:?} in:\n{}", self.seen.join("\n"));
             };
@@ -215,17 +222,17 @@ impl Running {
         assert!(status.success());
     }
 
-    /// The exit code, and everything it has written.
+    /// Waits for the process to exit, and returns its exit code and everything that it printed.
     pub(crate) fn end(mut self) -> (Option<i32>, String) {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(Instant::now() < patience, "it does not end:\n{}", self.seen.join("\n"));
+            assert!(Instant::now() < deadline, "the process does not exit:\n{}", self.seen.join("\n"));
             std::thread::sleep(Duration::from_millis(10));
         };
-        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(5)) {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(20)) {
             self.seen.push(line);
         }
         (status.code(), self.seen.join("\n"))

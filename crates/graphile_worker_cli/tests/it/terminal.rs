@@ -1,6 +1,6 @@
 //! On a terminal: colours, and `top` as somebody watches it.
 
-use crate::support::{PATIENCE, clean, graphile_worker, installed_database, run_sql};
+use crate::support::{TIMEOUT, clean, graphile_worker, installed_database, run_sql};
 use graphile_worker_devdb::TestDatabase;
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -57,9 +57,9 @@ impl Watched {
 
     /// Waits until this has been written.
     fn shows(&mut self, text: &str) {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.seen.contains(text) {
-            let left = patience.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             let Ok(bytes) = self.written.recv_timeout(left) else { panic!("no {text:?} in {:?}", self.seen) };
             self.seen.push_str(&String::from_utf8_lossy(&bytes));
         }
@@ -74,12 +74,12 @@ impl Watched {
     }
 
     fn ended(&mut self) -> Option<i32> {
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(Instant::now() < patience, "it does not end: {:?}", self.seen);
+            assert!(Instant::now() < deadline, "it does not end: {:?}", self.seen);
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }
@@ -116,7 +116,7 @@ async fn top_says_how_to_leave_where_there_is_no_room_for_all() {
     )
     .await;
     let mut top = Watched::start(on(&database, &["top", "--interval", "100ms"]));
-    top.shows("q quits; … no room for ");
+    top.shows(" hidden");
     top.shows("and 21 more");
     top.press(b"q");
     assert_eq!(top.ended(), Some(0));
@@ -127,7 +127,7 @@ async fn top_goes_by_the_size_of_the_terminal_that_it_writes_to() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('task_' || n) from generate_series(1, 30) as n").await;
     // One that does not know its size is taken for one of 80 by 24.
-    for (rows, columns, more) in [(10, 80, "q quits; … no room for "), (0, 0, "and 20 more")] {
+    for (rows, columns, more) in [(10, 80, "hidden"), (0, 0, "and 20 more")] {
         let (person, written_to, name) = terminal(rows, columns);
         let (_somebody_else, controlling, _) = terminal(60, 200);
         let script = r#"exec "$0" top --interval 100ms <"$1" >"$1" 2>"$1""#;
@@ -139,6 +139,29 @@ async fn top_goes_by_the_size_of_the_terminal_that_it_writes_to() {
         top.press(b"q");
         assert_eq!(top.ended(), Some(0));
     }
+}
+
+#[tokio::test]
+async fn top_shows_host_process_and_slots_of_each_worker() {
+    let database = installed_database().await;
+    run_sql(
+        &database,
+        "select graphile_worker.add_job('t');
+         update graphile_worker._private_jobs set locked_at = now(), locked_by = 'rs-live-00112233445566778899aabb';
+         insert into graphile_worker._rs_workers (worker_id, version, host, pid, slots)
+           values ('rs-live-00112233445566778899aabb', '1.2.3', 'box-7', 4711, 8)",
+    )
+    .await;
+    // On a narrow screen, too.
+    let mut top = Watched::start(on(&database, &["top", "--interval", "100ms"]));
+    top.shows("q quits");
+    let screen = top.seen.clone();
+    let line = screen.lines().find(|line| line.contains("box-7")).unwrap_or_else(|| panic!("no host in {screen}"));
+    assert!(line.contains("00112233") && line.contains("1/8") && line.contains("4711"), "{line}");
+    let titles = screen.lines().find(|line| line.contains("pid")).unwrap();
+    assert!(["worker", "state", "jobs", "host"].iter().all(|title| titles.contains(title)), "{titles}");
+    top.press(b"q");
+    assert_eq!(top.ended(), Some(0));
 }
 
 const LEAVES_THE_SCREEN: &str = "\u{1b}[?1049l";

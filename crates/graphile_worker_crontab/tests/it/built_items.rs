@@ -77,10 +77,10 @@ fn item_that_no_line_could_say_is_refused() {
         [
             "id is `a b`, expected a letter or `_`, then letters, digits, `_` or `-`",
             "queue is ``, expected letters, digits, `_`, `-` or `:`",
-            r"jobKey is `a\nb`, expected no line break in it",
+            r"jobKey is `a\nb`: line breaks are not allowed",
             "max is `0`, expected a number from 1 to 32767",
-            "option `fillLimit` is set and `fill` is not, expected both: without `fill`, nothing is backfilled that could be limited",
-            "payload has a NUL in a text, which the database does not take",
+            "option `fillLimit` requires `fill`, which is not set",
+            "payload contains a NUL character, which the database does not accept",
         ]
     );
     let deep = (0..100).fold(json!(1), |inner, _| json!([inner]));

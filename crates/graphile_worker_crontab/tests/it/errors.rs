@@ -20,7 +20,7 @@ fn part_of_a_list_is_underlined_alone() {
     says(
         "\t0 1,5-3,9 * * *\ttask\r\n",
         &[
-            "crontab line 1, column 6: hour range is `5-3`, expected its end to be above its start",
+            "crontab line 1, column 6: hour range is `5-3`: its end must be greater than its start",
             "  0 1,5-3,9 * * * task",
             "      ^^^",
         ],
@@ -41,10 +41,10 @@ fn everything_wrong_in_a_file_is_told_at_once() {
             "crontab line 1, column 22: max is `0`, expected a number from 1 to 32767",
             "  60 * * 13 * one ?max=0&prio=2 {a",
             "                       ^",
-            "crontab line 1, column 24: option `prio` is not known, expected one of id, fill, fillLimit, max, queue, priority, jobKey, jobKeyMode, tz",
+            "crontab line 1, column 24: unknown option `prio`, expected one of id, fill, fillLimit, max, queue, priority, jobKey, jobKeyMode, tz",
             "  60 * * 13 * one ?max=0&prio=2 {a",
             "                         ^^^^",
-            "crontab line 1, column 31: payload does not end, expected a `}` at the end of the line",
+            "crontab line 1, column 31: payload is not closed: missing `}` at the end of the line",
             "  60 * * 13 * one ?max=0&prio=2 {a",
             "                                ^",
             "crontab line 3, column 1: 0 schedule fields before `nonsense`, expected 5 (minute, hour, day of the month, month and day of the week) and then the task",
@@ -74,7 +74,7 @@ fn too_few_fields_are_counted() {
     );
     says(
         "30 4 * * 1",
-        &["crontab line 1, column 11: there is no task after the schedule", "  30 4 * * 1", "            ^"],
+        &["crontab line 1, column 11: the task is missing after the schedule", "  30 4 * * 1", "            ^"],
     );
 }
 
@@ -83,7 +83,7 @@ fn word_in_the_place_of_a_field_is_told() {
     says(
         "30 four * * 1 task",
         &[
-            "crontab line 1, column 4: hour is `four`, expected 0–23, `*`, `*/n`, a range `a-b` or several of these with commas between",
+            "crontab line 1, column 4: hour is `four`, expected 0–23, `*`, `*/n`, a range `a-b`, or a comma-separated list of these",
             "  30 four * * 1 task",
             "     ^^^^",
         ],
@@ -95,7 +95,7 @@ fn repeated_identifier_names_both_lines() {
     says(
         "0 1 * * * email\n\n0 2 * * * email {a: 1}",
         &[
-            "crontab line 3, column 11: identifier `email` is also that of line 1, expected each item to have its own: give one of them another with `?id=…`",
+            "crontab line 3, column 11: identifier `email` is already used in line 1: give one of the items another with `?id=…`",
             "  0 2 * * * email {a: 1}",
             "            ^^^^^",
         ],
@@ -103,7 +103,7 @@ fn repeated_identifier_names_both_lines() {
     says(
         "0 1 * * * a ?id=x\n0 2 * * * b ?max=2&id=x",
         &[
-            "crontab line 2, column 23: identifier `x` is also that of line 1, expected each item to have its own: give one of them another with `?id=…`",
+            "crontab line 2, column 23: identifier `x` is already used in line 1: give one of the items another with `?id=…`",
             "  0 2 * * * b ?max=2&id=x",
             "                        ^",
         ],
@@ -122,20 +122,16 @@ fn options_without_a_question_mark_are_told() {
     );
     says(
         "0 1 * * * email?fill=2d",
-        &[
-            "crontab line 1, column 16: there is no space before `?`, expected one after the task",
-            "  0 1 * * * email?fill=2d",
-            "                 ^",
-        ],
+        &["crontab line 1, column 16: missing space before `?`", "  0 1 * * * email?fill=2d", "                 ^"],
     );
     says(
         "0 1 * * * email ? {}",
-        &["crontab line 1, column 17: there are no options after `?`", "  0 1 * * * email ? {}", "                  ^"],
+        &["crontab line 1, column 17: missing options after `?`", "  0 1 * * * email ? {}", "                  ^"],
     );
     says(
         "0 1 * * * email ?max=1 & id=x",
         &[
-            "crontab line 1, column 24: `&` follows, expected `?options`, `{payload}` or nothing",
+            "crontab line 1, column 24: unexpected `&`, expected `?options`, `{payload}` or the end of the line",
             "  0 1 * * * email ?max=1 & id=x",
             "                         ^",
         ],
@@ -147,7 +143,7 @@ fn misspelt_option_is_recognised() {
     says(
         "0 1 * * * email ?fil=2d",
         &[
-            "crontab line 1, column 18: option `fil` is not known, did you mean `fill`?",
+            "crontab line 1, column 18: unknown option `fil`, did you mean `fill`?",
             "  0 1 * * * email ?fil=2d",
             "                   ^^^",
         ],
@@ -174,16 +170,12 @@ fn payload_that_is_no_object_or_no_json5_is_told() {
     );
     says(
         "0 1 * * * email {a: 'b}",
-        &[
-            "crontab line 1, column 23: payload ends before it is complete",
-            "  0 1 * * * email {a: 'b}",
-            "                        ^",
-        ],
+        &["crontab line 1, column 23: payload is incomplete", "  0 1 * * * email {a: 'b}", "                        ^"],
     );
     says(
         "0 1 * * * email {a: 1} ?max=2",
         &[
-            "crontab line 1, column 24: options follow the payload, expected them before it",
+            "crontab line 1, column 24: options must come before the payload",
             "  0 1 * * * email {a: 1} ?max=2",
             "                         ^^^^^^",
         ],
@@ -220,7 +212,7 @@ fn errors_are_told_one_by_one_too() {
     let error = parse_crontab("x\n* * * * * a\n* * * * * a").unwrap_err();
     let places: Vec<(usize, usize)> = error.errors.iter().map(|error| (error.line, error.column)).collect();
     assert_eq!(places, [(1, 1), (3, 11)]);
-    assert!(error.errors[1].message.starts_with("identifier `a` is also that of line 2"));
+    assert!(error.errors[1].message.starts_with("identifier `a` is already used in line 2"));
 }
 
 #[test]
@@ -230,4 +222,32 @@ fn text_of_very_many_errors_ends_with_their_number() {
     let text = error.to_string();
     assert_eq!(text.lines().count(), 301);
     assert!(text.ends_with("\nand 900 more"));
+}
+
+#[test]
+fn what_is_hardly_meant_is_a_warning_with_its_place() {
+    let warned = |text: &str| -> Vec<String> {
+        graphile_worker_crontab::crontab_warnings(text).iter().map(ToString::to_string).collect()
+    };
+    let text = "*/90 * * * * a\n0 */24,3 * * * b\n0 0 1-3/7 * * c\n0 0 31 feb * d\n0 0 31 4,6,9,11 * e\n";
+    let warnings = warned(text);
+    assert_eq!(warnings.len(), 5, "{warnings:#?}");
+    assert_eq!(
+        warnings[0],
+        "crontab line 1, column 1: step 90 exceeds the range 0–59 of the minute: it only fires at 0, not every 90\n  */90 * * * * a\n  ^^^^"
+    );
+    assert!(warnings[1].starts_with("crontab line 2, column 3: step 24 exceeds the range 0–23 of the hour"));
+    assert!(warnings[2].contains("the range 1–3 of the day of the month"));
+    assert!(warnings[3].starts_with("crontab line 4, column 1: it never fires"), "{}", warnings[3]);
+    for fine in [
+        "*/59 * * * * a",
+        "0 0 29 2 * a",
+        "0 0 31 2 mon a",
+        "@daily a",
+        "# */90",
+        "61 * * * * broken",
+        "*/30 * * * * * a",
+    ] {
+        assert_eq!(warned(fine), Vec::<String>::new(), "{fine}");
+    }
 }

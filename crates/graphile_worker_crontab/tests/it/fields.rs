@@ -72,13 +72,13 @@ fn values_outside_and_ranges_that_do_not_go_up_are_refused() {
         refusal("60 0 0 1 0 8"),
         "second is `60`, expected 0–59; month is `0`, expected 1–12 or jan–dec; day of the week is `8`, expected 0–7 or sun–sat"
     );
-    assert_eq!(refusal("5-5 * * * *"), "minute range is `5-5`, expected its end to be above its start");
-    assert_eq!(refusal("5-1 * * * *"), "minute range is `5-1`, expected its end to be above its start");
-    assert_eq!(refusal("*/0 * * * *"), "step of the minute is `0`, expected a number from 1 on");
-    assert_eq!(refusal("1,,2 * * * *"), "minute has nothing beside a comma, expected 0–59");
+    assert_eq!(refusal("5-5 * * * *"), "minute range is `5-5`: its end must be greater than its start");
+    assert_eq!(refusal("5-1 * * * *"), "minute range is `5-1`: its end must be greater than its start");
+    assert_eq!(refusal("*/0 * * * *"), "step of the minute is `0`, expected at least 1");
+    assert_eq!(refusal("1,,2 * * * *"), "minute has an empty list element, expected 0–59");
     assert_eq!(
         refusal("5/15 * * * *"),
-        "minute is `5/15`, expected a step to follow `*` or a range, as in `*/5` or `10-30/5`"
+        "minute is `5/15`, expected `*` or a range before the step, as in `*/5` or `10-30/5`"
     );
     for fields in
         ["-1 * * * *", "1-2-3 * * * *", "*-5 * * * *", "** * * * *", "*/2/3 * * * *", "1/2-3 * * * *", "é * * * *"]

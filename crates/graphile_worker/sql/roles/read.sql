@@ -1,0 +1,22 @@
+-- The role may read everything, including payloads, and change nothing: for list, show, why, stats, queues, workers,
+-- top and doctor. It cannot see the activity of other roles' sessions: a superuser can grant it pg_read_all_stats.
+grant usage on schema :"schema" to :"role";
+grant select on
+  :"schema".jobs, :"schema".migrations, :"schema"._private_jobs, :"schema"._private_job_queues,
+  :"schema"._private_tasks, :"schema"._private_known_crontabs, :"schema"._rs_additions, :"schema"._rs_workers,
+  :"schema"._rs_recoveries, :"schema"._rs_crontab_items
+to :"role";
+drop policy if exists :"read_policy" on :"schema"._private_jobs;
+drop policy if exists :"read_policy" on :"schema"._private_job_queues;
+drop policy if exists :"read_policy" on :"schema"._private_tasks;
+drop policy if exists :"read_policy" on :"schema"._private_known_crontabs;
+drop policy if exists :"read_policy" on :"schema"._rs_workers;
+drop policy if exists :"read_policy" on :"schema"._rs_recoveries;
+drop policy if exists :"read_policy" on :"schema"._rs_crontab_items;
+create policy :"read_policy" on :"schema"._private_jobs for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._private_job_queues for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._private_tasks for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._private_known_crontabs for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_workers for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_recoveries for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_crontab_items for select to :"role" using (true);

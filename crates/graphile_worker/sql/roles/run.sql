@@ -1,0 +1,29 @@
+-- The role may do everything that a worker does: claim, finish and add jobs, run crontabs, recover the jobs of dead
+-- workers; and everything that an operator does with jobs. It cannot change the schema: the owner runs `migrate`.
+grant usage on schema :"schema" to :"role";
+grant select on :"schema".jobs, :"schema".migrations, :"schema"._rs_additions to :"role";
+grant select, insert, update, delete on
+  :"schema"._private_jobs, :"schema"._private_job_queues, :"schema"._private_tasks,
+  :"schema"._private_known_crontabs, :"schema"._rs_workers, :"schema"._rs_recoveries,
+  :"schema"._rs_crontab_items
+to :"role";
+grant execute on all functions in schema :"schema" to :"role";
+-- It adds jobs as itself.
+revoke execute on function
+  :"schema"._rs_add_job_as_owner(text, json, text, timestamptz, int, text, int, text[], text),
+  :"schema"._rs_add_jobs_as_owner(:"schema".job_spec[], boolean)
+from :"role";
+drop policy if exists :"run_policy" on :"schema"._private_jobs;
+drop policy if exists :"run_policy" on :"schema"._private_job_queues;
+drop policy if exists :"run_policy" on :"schema"._private_tasks;
+drop policy if exists :"run_policy" on :"schema"._private_known_crontabs;
+drop policy if exists :"run_policy" on :"schema"._rs_workers;
+drop policy if exists :"run_policy" on :"schema"._rs_recoveries;
+drop policy if exists :"run_policy" on :"schema"._rs_crontab_items;
+create policy :"run_policy" on :"schema"._private_jobs to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._private_job_queues to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._private_tasks to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._private_known_crontabs to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._rs_workers to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._rs_recoveries to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._rs_crontab_items to :"role" using (true) with check (true);

@@ -1,6 +1,0 @@
--- What Node's steps 17 and 18 take away: a migration that was interrupted at 16 or 17 has left them, and every add
--- would wake the workers twice.
-drop trigger if exists _900_after_insert on :"schema"._private_jobs;
-drop function if exists
-  :"schema".tg_jobs__after_insert(), :"schema".tg__update_timestamp(),
-  :"schema".jobs__decrease_job_queue_count(), :"schema".jobs__increase_job_queue_count();

@@ -1,0 +1,34 @@
+-- Describes the tables and functions that only this worker has, for psql's \d+ and \df+. Runs after the functions. The
+-- indexes are described in 191, because they may be built later.
+comment on table :"schema"._rs_additions is 'The steps of the Rust worker''s own schema that are applied, or requested.';
+comment on table :"schema"._rs_crontab_items is 'The crontab items of each Rust worker, to notice if two workers differ.';
+comment on table :"schema"._rs_workers is 'The registered Rust workers (recovery is on) and their heartbeats.';
+comment on table :"schema"._rs_recoveries is 'How often each job was recovered from a dead worker.';
+comment on function :"schema"._rs_job_problem is 'Returns what is wrong with a job to be added, or null.';
+comment on function :"schema"._rs_flags_object is 'Turns a list of flags into the object that jobs store.';
+comment on function :"schema"._rs_give_up is 'Ends a loop that should have ended by itself, with an error.';
+comment on function :"schema"._rs_next_job_id is 'Returns the id of a new job, as the owner of the sequence.';
+comment on function :"schema"._rs_hold_name is 'Keeps a task or queue from being deleted until the transaction ends.';
+comment on function :"schema"._rs_verify_name is 'Fails if a name was deleted since the snapshot of this transaction.';
+comment on function :"schema"._rs_task_id is 'Returns the id of a task, and creates it if needed.';
+comment on function :"schema"._rs_job_queue_id is 'Returns the id of a queue, and creates it if needed.';
+comment on function :"schema"._rs_known_names is 'Returns the ids of the tasks and queues that exist.';
+comment on function :"schema"._rs_job_names is 'Returns the ids of tasks and queues for a caller that writes many jobs.';
+comment on function :"schema"._rs_json_arrays_joined is 'Concatenates two JSON arrays.';
+comment on function :"schema"._rs_notify_jobs is 'Notifies the workers of new jobs.';
+comment on function :"schema"._rs_is_removed is 'Whether a job was removed while a worker held it.';
+comment on function :"schema"._rs_put_keyed_job is 'Adds a job with a key, or updates the job that has it.';
+comment on function :"schema"._rs_may_administer is 'Whether a job is unlocked, or its lock is stale.';
+comment on function :"schema"._rs_delete_unused_names is 'Deletes tasks or queues that no job uses.';
+comment on function :"schema"._rs_sweep_lock is 'Takes the lock of a sweep until the transaction ends.';
+comment on function :"schema"._rs_dead_workers is 'Returns the workers whose heartbeat is too old, and locks their rows.';
+comment on function :"schema"._rs_recover_jobs is 'Releases the jobs of dead workers.';
+comment on function :"schema"._rs_forget_workers is 'Releases the queues of dead workers and deletes their rows.';
+comment on function :"schema"._rs_sweep_stale_workers is 'Recovers the jobs of dead workers: one whole sweep.';
+comment on function :"schema"._rs_adds_as_owner is 'Whether this role adds jobs as the owner, because of row security.';
+comment on function :"schema"._rs_add_job_as_owner is 'Adds a job as the owner of the schema.';
+comment on function :"schema"._rs_add_jobs_as_owner is 'Adds jobs as the owner of the schema.';
+comment on function :"schema"._rs_name_bucket is 'Returns the advisory lock that protects a name.';
+comment on function :"schema"._rs_keep_used_task is 'Trigger: keeps a task that is in use from being deleted.';
+comment on function :"schema"._rs_keep_used_queue is 'Trigger: keeps a queue that is in use from being deleted.';
+comment on function :"schema"._rs_notify_deleted_tasks is 'Trigger: tells the workers that tasks were deleted.';

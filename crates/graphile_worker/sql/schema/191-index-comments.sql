@@ -1,0 +1,6 @@
+-- Describes the indexes that only this worker has. Runs when all of them exist.
+comment on index :"schema"._rs_jobs_unqueued is 'For claims: waiting jobs without a queue, in the order in which they run.';
+comment on index :"schema"._rs_jobs_queued is 'For claims: waiting jobs with a queue, in the order in which they run.';
+comment on index :"schema"._rs_jobs_by_queue is 'For claims: the waiting jobs of each queue.';
+comment on index :"schema"._rs_jobs_by_task is 'For claims with task limits: waiting jobs without a queue, by task.';
+comment on index :"schema"._rs_jobs_queued_by_task is 'For claims with task limits: waiting jobs with a queue, by task.';

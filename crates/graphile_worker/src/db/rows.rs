@@ -1,0 +1,269 @@
+//! Reading rows: jobs, and values that the drivers' decoders cannot read. No value makes reading a row fail.
+
+use crate::job::Job;
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef};
+use sqlx::{Postgres, Row};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A `timestamptz`. PostgreSQL stores times that chrono and JSON cannot represent (±infinity, 4713 BC, the
+/// year 200000); the drivers' decoders panic or fail on them, for the whole result. Here they are clamped to
+/// the years 1 to 9999, so that one odd row only loses its own precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Time(pub(crate) DateTime<Utc>);
+
+impl Time {
+    /// From PostgreSQL's binary format: microseconds since 2000; the smallest and the largest value mean
+    /// ±infinity.
+    fn from_binary(micros: i64) -> Time {
+        const YEAR_2000: i64 = 946_684_800_000_000;
+        const FIRST: i64 = -62_135_596_800_000_000; // 0001-01-01
+        const LAST: i64 = 253_402_214_400_000_000; // 9999-12-31
+        let micros = micros.saturating_add(YEAR_2000).clamp(FIRST, LAST);
+        Time(DateTime::from_timestamp_micros(micros).unwrap_or_default())
+    }
+}
+
+impl sqlx::Type<Postgres> for Time {
+    fn type_info() -> PgTypeInfo {
+        <DateTime<Utc> as sqlx::Type<Postgres>>::type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Time {
+    fn decode(value: PgValueRef<'r>) -> Result<Time, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Ok(Time::from_binary(i64::from_be_bytes(value.as_bytes()?.try_into()?))),
+            PgValueFormat::Text => sqlx::Decode::<Postgres>::decode(value).map(Time),
+        }
+    }
+}
+
+#[cfg(feature = "tokio-postgres")]
+impl<'a> ::tokio_postgres::types::FromSql<'a> for Time {
+    fn from_sql(_: &::tokio_postgres::types::Type, raw: &'a [u8]) -> Result<Time, BoxDynError> {
+        Ok(Time::from_binary(i64::from_be_bytes(raw.try_into()?)))
+    }
+
+    fn accepts(of: &::tokio_postgres::types::Type) -> bool {
+        *of == ::tokio_postgres::types::Type::TIMESTAMPTZ
+    }
+}
+
+/// A text. In a database without an encoding it may contain any bytes: those that are not UTF-8 become
+/// `U+FFFD`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Text {
+    pub(crate) text: String,
+    /// Whether the stored text was valid UTF-8.
+    pub(crate) is_utf8: bool,
+}
+
+impl Text {
+    fn from_bytes(bytes: &[u8]) -> Text {
+        match String::from_utf8_lossy(bytes) {
+            Cow::Borrowed(text) => Text { text: text.to_owned(), is_utf8: true },
+            Cow::Owned(text) => Text { text, is_utf8: false },
+        }
+    }
+}
+
+impl sqlx::Type<Postgres> for Text {
+    fn type_info() -> PgTypeInfo {
+        <String as sqlx::Type<Postgres>>::type_info()
+    }
+
+    fn compatible(of: &PgTypeInfo) -> bool {
+        <String as sqlx::Type<Postgres>>::compatible(of)
+    }
+}
+
+impl PgHasArrayType for Text {
+    fn array_type_info() -> PgTypeInfo {
+        <String as PgHasArrayType>::array_type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Text {
+    fn decode(value: PgValueRef<'r>) -> Result<Text, BoxDynError> {
+        value.as_bytes().map(Text::from_bytes)
+    }
+}
+
+#[cfg(feature = "tokio-postgres")]
+impl<'a> ::tokio_postgres::types::FromSql<'a> for Text {
+    fn from_sql(_: &::tokio_postgres::types::Type, raw: &'a [u8]) -> Result<Text, BoxDynError> {
+        Ok(Text::from_bytes(raw))
+    }
+
+    fn accepts(of: &::tokio_postgres::types::Type) -> bool {
+        <String as ::tokio_postgres::types::FromSql>::accepts(of)
+    }
+}
+
+/// The text in a column.
+pub(crate) fn text(row: &PgRow, column: &str) -> sqlx::Result<String> {
+    row.try_get(column).map(|Text { text, .. }| text)
+}
+
+/// The text in a column that may be null.
+pub(crate) fn optional_text(row: &PgRow, column: &str) -> sqlx::Result<Option<String>> {
+    row.try_get(column).map(|text: Option<Text>| text.map(|Text { text, .. }| text))
+}
+
+/// The texts of an array.
+pub(crate) fn texts(row: &PgRow, column: &str) -> sqlx::Result<Vec<String>> {
+    row.try_get(column).map(|texts: Vec<Text>| texts.into_iter().map(|Text { text, .. }| text).collect())
+}
+
+/// The time in a column.
+pub(crate) fn time(row: &PgRow, column: &str) -> sqlx::Result<DateTime<Utc>> {
+    row.try_get(column).map(|Time(time)| time)
+}
+
+/// The time in a column that may be null.
+pub(crate) fn optional_time(row: &PgRow, column: &str) -> sqlx::Result<Option<DateTime<Utc>>> {
+    row.try_get(column).map(|time: Option<Time>| time.map(|Time(time)| time))
+}
+
+/// The flags of a job, a `jsonb`. Reading never fails: a number that does not fit into an `f64` becomes a
+/// string of its digits, and so does a value that is nested too deeply.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Flags(pub(crate) serde_json::Value);
+
+impl Flags {
+    /// From PostgreSQL's binary format: a version number, then the text.
+    fn from_binary(bytes: &[u8]) -> Result<Flags, BoxDynError> {
+        match bytes {
+            [1, text @ ..] => Ok(Flags(lenient(&String::from_utf8_lossy(text), 0))),
+            _ => Err("jsonb of an unknown version".into()),
+        }
+    }
+}
+
+fn lenient(text: &str, depth: usize) -> serde_json::Value {
+    use serde_json::Value;
+    /// serde_json's own limit.
+    const DEEPEST: usize = 127;
+    let unchanged = || Value::String(text.to_owned());
+    if let Ok(value) = serde_json::from_str(text) {
+        return value;
+    }
+    if depth > DEEPEST {
+        return unchanged();
+    }
+    let deeper = |value: &RawValue| lenient(value.get(), depth + 1);
+    if let Ok(object) = serde_json::from_str::<HashMap<String, &RawValue>>(text) {
+        return Value::Object(object.into_iter().map(|(key, value)| (key, deeper(value))).collect());
+    }
+    match serde_json::from_str::<Vec<&RawValue>>(text) {
+        Ok(array) => Value::Array(array.into_iter().map(deeper).collect()),
+        Err(_) => unchanged(),
+    }
+}
+
+impl sqlx::Type<Postgres> for Flags {
+    fn type_info() -> PgTypeInfo {
+        <serde_json::Value as sqlx::Type<Postgres>>::type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Flags {
+    fn decode(value: PgValueRef<'r>) -> Result<Flags, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Flags::from_binary(value.as_bytes()?),
+            PgValueFormat::Text => Ok(Flags(lenient(&String::from_utf8_lossy(value.as_bytes()?), 0))),
+        }
+    }
+}
+
+#[cfg(feature = "tokio-postgres")]
+impl<'a> ::tokio_postgres::types::FromSql<'a> for Flags {
+    fn from_sql(_: &::tokio_postgres::types::Type, raw: &'a [u8]) -> Result<Flags, BoxDynError> {
+        Flags::from_binary(raw)
+    }
+
+    fn accepts(of: &::tokio_postgres::types::Type) -> bool {
+        *of == ::tokio_postgres::types::Type::JSONB
+    }
+}
+
+/// Builds a [`Job`] from a row of either driver. `$json` converts a parser's error into the driver's.
+///
+/// Every value can be read: numbers have the range of their columns; [`Text`], [`Time`] and [`Flags`] never
+/// fail; and `RawValue` accepts every text that PostgreSQL accepts as JSON. An error means that the columns
+/// are not those of the contract.
+macro_rules! job_from_row {
+    ($row:expr, $identifier:expr, $json:expr) => {{
+        let payload: $crate::db::rows::Text = $row.try_get("payload")?;
+        let last_error: Option<$crate::db::rows::Text> = $row.try_get("last_error")?;
+        let key: Option<$crate::db::rows::Text> = $row.try_get("key")?;
+        let run_at: $crate::db::rows::Time = $row.try_get("run_at")?;
+        let created_at: $crate::db::rows::Time = $row.try_get("created_at")?;
+        let updated_at: $crate::db::rows::Time = $row.try_get("updated_at")?;
+        let locked_at: Option<$crate::db::rows::Time> = $row.try_get("locked_at")?;
+        let flags: Option<$crate::db::rows::Flags> = $row.try_get("flags")?;
+        Ok(Job {
+            id: $row.try_get("id")?,
+            task_identifier: match $identifier {
+                Some(identifier) => identifier,
+                None => {
+                    let identifier: $crate::db::rows::Text = $row.try_get("task_identifier")?;
+                    identifier.text.into()
+                }
+            },
+            payload: RawValue::from_string(payload.text).map_err($json)?,
+            is_utf8: payload.is_utf8,
+            job_queue_id: $row.try_get("job_queue_id")?,
+            priority: $row.try_get("priority")?,
+            run_at: run_at.0,
+            attempts: $row.try_get("attempts")?,
+            max_attempts: $row.try_get("max_attempts")?,
+            last_error: last_error.map(|error| error.text),
+            created_at: created_at.0,
+            updated_at: updated_at.0,
+            key: key.map(|key| key.text),
+            locked_at: locked_at.map(|time| time.0),
+            revision: $row.try_get("revision")?,
+            flags: flags.map(|flags| flags.0),
+        })
+    }};
+}
+
+#[cfg(feature = "tokio-postgres")]
+pub(crate) use job_from_row;
+
+/// A job from a row. The row contains the name of its task, unless the caller passes it.
+pub(crate) fn job(row: &PgRow, task_identifier: Option<Arc<str>>) -> sqlx::Result<Job> {
+    job_from_row!(row, task_identifier, |error| sqlx::Error::Decode(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_chrono_or_json_cannot_represent_are_clamped() {
+        let time = |micros| Time::from_binary(micros).0.to_rfc3339();
+        assert_eq!(time(0), "2000-01-01T00:00:00+00:00");
+        assert_eq!(time(-1), "1999-12-31T23:59:59.999999+00:00");
+        for (micros, clamped) in [(i64::MAX, "9999-12-31T00:00:00+00:00"), (i64::MIN, "0001-01-01T00:00:00+00:00")] {
+            assert_eq!(time(micros), clamped);
+            assert_eq!(time(micros / 2), clamped);
+        }
+    }
+
+    #[test]
+    fn flags_keep_unrepresentable_values_as_text() {
+        let flags = |text: &str| lenient(text, 0);
+        assert_eq!(flags(r#"{"a": true}"#), serde_json::json!({"a": true}));
+        assert_eq!(flags(r#"{"a": [true, {"b": 1e400}]}"#), serde_json::json!({"a": [true, {"b": "1e400"}]}));
+        assert_eq!(flags("-1e400"), serde_json::json!("-1e400"));
+        let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+        assert!(flags(&deep).is_array());
+    }
+}

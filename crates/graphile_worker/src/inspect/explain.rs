@@ -1,0 +1,1463 @@
+//! Why a job does not run. A few statements read the facts (`Facts`); `decide` finds the reasons, and `fix`
+//! the command that helps. Both are pure.
+
+use crate::db::rows::{optional_text, optional_time, time};
+use crate::error::Context;
+use crate::inspect::{JobState, JobSummary, WorkerState, is_of_rust_port, short_worker_id, summary};
+use crate::text::format_duration;
+use crate::{Error, WorkerUtils};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+
+/// Earlier jobs are counted up to this number.
+const MAX_COUNTED_AHEAD: i64 = 10_000;
+
+/// When a worker that does not publish its threshold releases the jobs of dead workers: recovery's default,
+/// in seconds.
+const DEFAULT_SWEEP_THRESHOLD: f64 = 5.0 * 60.0;
+
+/// The default heartbeat interval, in seconds.
+const HEARTBEAT_INTERVAL: f64 = 30.0;
+
+/// A worker's transaction holds row locks only briefly; one that is older, in seconds, is stuck.
+const STUCK_AFTER: f64 = 5.0;
+
+/// How to make a worker register.
+const TURN_RECOVERY_ON: &str =
+    "To turn recovery on, start it without `--no-recovery`, or in Rust with `WorkerOptions::worker_recovery`.";
+
+/// Why a job does not run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Why {
+    /// The requested id.
+    pub id: i64,
+    /// The job, if it exists.
+    pub job: Option<JobSummary>,
+    /// The reasons, most important first; never empty.
+    pub reasons: Vec<WhyReason>,
+    /// What to do about the first reason; ends with a command, if one helps.
+    pub fix: Option<String>,
+}
+
+/// A worker named in a reason.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct WhyWorker {
+    /// Its id.
+    pub worker_id: String,
+    /// Whether it is alive.
+    pub state: WorkerState,
+    /// Whether it registers: Node's workers do not, nor do ours with recovery off.
+    pub is_registered: bool,
+    /// The machine that it runs on, if it has registered.
+    pub host: Option<String>,
+    /// Its process id on that machine.
+    pub pid: Option<i32>,
+    /// How many jobs it runs at the same time.
+    pub slots: Option<i64>,
+    /// Number of jobs it holds, running or claimed ahead.
+    pub jobs: i64,
+    /// Seconds since its last heartbeat, if registered.
+    pub heartbeat_seconds: Option<f64>,
+    /// Its heartbeat interval in seconds.
+    pub interval_seconds: Option<f64>,
+    /// Whether a connection with its name is open; `None` if it connects through a pooler, where connections have no name.
+    pub is_connected: Option<bool>,
+}
+
+/// Prints the worker, and its machine and process if they are known.
+impl fmt::Display for WhyWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {}", short_worker_id(&self.worker_id))?;
+        match (&self.host, self.pid) {
+            (Some(host), Some(pid)) => write!(f, " (process {pid} on {host})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An open transaction that holds a lock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// The process id of its session; `None` for a prepared transaction.
+    pub pid: Option<i32>,
+    /// The application name of its session.
+    pub application_name: Option<String>,
+    /// Its role.
+    pub role: Option<String>,
+    /// Its state, if this role may see it.
+    pub state: Option<String>,
+    /// How long it has been open, in seconds, if this role may see it.
+    pub seconds: Option<f64>,
+    /// The name of a prepared transaction.
+    pub prepared: Option<String>,
+    /// How many other transactions share the lock.
+    #[serde(default)]
+    pub others: i64,
+}
+
+impl LockHolder {
+    /// Whether this is a worker that reports or claims: it locks rows only briefly.
+    fn is_brief(&self) -> bool {
+        let is_worker = self.application_name.as_deref().is_some_and(|name| name.starts_with("graphile_worker "));
+        is_worker && self.seconds.is_none_or(|seconds| seconds < STUCK_AFTER)
+    }
+
+    fn fix(&self) -> String {
+        match (self.pid, &self.prepared) {
+            (Some(pid), _) => format!("End that transaction. In psql: select pg_terminate_backend({pid});"),
+            (None, Some(name)) => {
+                format!("Commit it or roll it back. In psql: rollback prepared '{}';", name.replace('\'', "''"))
+            }
+            (None, None) => "End that transaction: see pg_locks.".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.pid, &self.prepared) {
+            (Some(pid), _) => write!(f, "an open transaction (pid {pid}")?,
+            (None, Some(name)) => write!(f, "the prepared transaction {name:?} (")?,
+            (None, None) => write!(f, "an open transaction (")?,
+        }
+        if let Some(name) = self.application_name.as_deref().filter(|name| !name.is_empty()) {
+            write!(f, ", application {name:?}")?;
+        }
+        if let Some(role) = &self.role {
+            write!(f, ", role {role}")?;
+        }
+        if let Some(state) = &self.state {
+            write!(f, ", {state}")?;
+        }
+        match self.seconds {
+            Some(seconds) => write!(f, ", open for {})", format_duration(seconds))?,
+            None => write!(f, ", open for an unknown time)")?,
+        }
+        match self.others {
+            0 => Ok(()),
+            1 => write!(f, " and 1 other"),
+            others => write!(f, " and {others} others"),
+        }
+    }
+}
+
+/// A reason why a job does not run. [`Display`](fmt::Display) prints a sentence.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WhyReason {
+    /// The job does not exist.
+    DoesNotExist,
+    /// A worker holds it.
+    Running {
+        /// The worker.
+        worker: WhyWorker,
+        /// When the worker locked it.
+        since: DateTime<Utc>,
+        /// Seconds since then.
+        seconds: f64,
+        /// Seconds without a heartbeat after which another worker releases it; `None` if no live worker does.
+        freed_after: Option<f64>,
+    },
+    /// It failed permanently.
+    AttemptsUsedUp {
+        /// Number of attempts.
+        attempts: i16,
+        /// Maximum number of attempts.
+        max_attempts: i16,
+        /// Error of the last attempt.
+        last_error: Option<String>,
+    },
+    /// It is not due yet.
+    NotDue {
+        /// When it is due.
+        run_at: DateTime<Utc>,
+        /// Seconds until then.
+        seconds: f64,
+        /// Failed attempts so far.
+        attempts: i16,
+        /// Error of the last attempt.
+        last_error: Option<String>,
+    },
+    /// A session holds, or waits for, a lock on a table: no worker can claim jobs.
+    TableLocked {
+        /// The table.
+        table: String,
+        /// Whether the lock is granted. Otherwise all other sessions wait behind it.
+        granted: bool,
+        /// The session it waits for.
+        waits_for: Option<i32>,
+        /// The session.
+        holder: LockHolder,
+    },
+    /// A transaction has locked its row; workers skip it.
+    RowLocked {
+        /// The transaction.
+        holder: LockHolder,
+    },
+    /// A transaction has locked its queue's row; workers skip the queue.
+    QueueRowLocked {
+        /// The queue.
+        queue_name: String,
+        /// The transaction.
+        holder: LockHolder,
+    },
+    /// A worker holds its queue, which runs one job at a time.
+    QueueLocked {
+        /// The queue.
+        queue_name: String,
+        /// The worker.
+        worker: WhyWorker,
+        /// When the worker locked it.
+        since: DateTime<Utc>,
+        /// Seconds since then.
+        seconds: f64,
+        /// The running job of the queue.
+        job_id: Option<i64>,
+        /// Seconds without a heartbeat after which another worker releases it; `None` if no live worker does.
+        freed_after: Option<f64>,
+    },
+    /// Jobs of its queue come before it.
+    BehindInQueue {
+        /// The queue.
+        queue_name: String,
+        /// Their number, counted up to 10,000.
+        jobs: i64,
+    },
+    /// Other jobs without a queue come before it.
+    BehindOthers {
+        /// Their number, counted up to 10,000.
+        jobs: i64,
+    },
+    /// No worker is visible.
+    NoWorkers {
+        /// Last heartbeat of a registered worker.
+        last_heartbeat_at: Option<DateTime<Utc>>,
+    },
+    /// All workers that run its task are silent: they were killed, stopped or disconnected.
+    WorkersSilent {
+        /// These workers.
+        workers: Vec<WhyWorker>,
+    },
+    /// All visible workers publish their tasks, and none runs this one.
+    NoWorkerKnowsTask {
+        /// The task.
+        task_identifier: String,
+        /// Number of live workers.
+        workers: i64,
+    },
+    /// One of its flags is forbidden on all workers that run its task.
+    Forbidden {
+        /// Its forbidden flags.
+        flags: Vec<String>,
+        /// Number of these workers.
+        workers: i64,
+    },
+    /// The workers that run its task only accept jobs with certain flags, and it has none of them.
+    NotAccepted {
+        /// Its flags.
+        flags: Vec<String>,
+        /// The flags that they accept.
+        accepted: Vec<String>,
+        /// Number of these workers.
+        workers: i64,
+    },
+    /// The workers that run its task have an allowlist that lacks some of its flags.
+    NotAllowed {
+        /// Its flags that are not in the allowlist.
+        flags: Vec<String>,
+        /// Number of these workers.
+        workers: i64,
+    },
+    /// A worker that runs its task does not publish which flags it forbids or accepts.
+    MayBeForbidden {
+        /// Its flags.
+        flags: Vec<String>,
+    },
+    /// All workers that run its task are busy.
+    AllSlotsBusy {
+        /// Number of their slots.
+        slots: i64,
+        /// Number of jobs they hold, running or claimed ahead.
+        jobs: i64,
+        /// These workers.
+        workers: Vec<WhyWorker>,
+    },
+    /// The task is at its limit on all workers with a free slot.
+    TaskLimit {
+        /// The task.
+        task_identifier: String,
+        /// The sum of their limits.
+        limit: i64,
+        /// Number of jobs of the task that they hold.
+        jobs: i64,
+    },
+    /// No visible obstacle.
+    ShouldRun {
+        /// The task.
+        task_identifier: String,
+        /// Number of visible workers.
+        workers: i64,
+        /// Number of workers known to run the task.
+        knowing: i64,
+        /// Their poll interval in seconds, if none of them listens for notifications.
+        polled_every: Option<f64>,
+    },
+}
+
+impl fmt::Display for WhyReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WhyReason::DoesNotExist => write!(
+                f,
+                "There is no such job: it is done, was removed, or never existed; or the transaction that adds it is still open."
+            ),
+            WhyReason::Running { worker, seconds, freed_after, .. } => {
+                let (claimed_ahead, slots) = (worker.slots.is_some_and(|slots| worker.jobs > slots), worker.slots);
+                if let (true, Some(slots)) = (claimed_ahead && worker.state == WorkerState::Alive, slots) {
+                    return write!(
+                        f,
+                        "{} claimed it {} ago. It holds {} jobs and runs {slots} at a time, so it may not have started this one.",
+                        capital(worker),
+                        format_duration(*seconds),
+                        worker.jobs
+                    );
+                }
+                write!(f, "{} has been running it for {}", capital(worker), format_duration(*seconds))?;
+                held_by(f, worker, *seconds, *freed_after)
+            }
+            WhyReason::AttemptsUsedUp { attempts, max_attempts, last_error } => {
+                write!(f, "It failed permanently ({attempts} of {max_attempts} attempts)")?;
+                error(f, last_error)
+            }
+            WhyReason::NotDue { seconds, attempts: 0, .. } => {
+                write!(f, "It is not due yet: it will be due in {}.", format_duration(*seconds))
+            }
+            WhyReason::NotDue { seconds, attempts, last_error, .. } => {
+                let times = if *attempts == 1 { "once" } else { &format!("{attempts} times") };
+                write!(f, "It failed {times} and will be retried in {}", format_duration(*seconds))?;
+                error(f, last_error)
+            }
+            WhyReason::TableLocked { table, granted: true, holder, .. } => {
+                write!(f, "The table {table} is locked by {holder}: no worker can claim jobs.")
+            }
+            WhyReason::TableLocked { table, waits_for, holder, .. } => {
+                write!(f, "{} waits to lock the table {table}", capital(holder))?;
+                if let Some(pid) = waits_for {
+                    write!(f, ", behind the session with pid {pid}")?;
+                }
+                write!(f, ", and all workers wait behind it.")
+            }
+            WhyReason::RowLocked { holder } => {
+                write!(f, "Its row is locked by {holder}: workers can neither claim it nor record its outcome.")
+            }
+            WhyReason::QueueRowLocked { queue_name, holder } => {
+                write!(f, "The row of its queue {queue_name:?} is locked by {holder}: workers skip the queue.")
+            }
+            WhyReason::QueueLocked { queue_name, worker, seconds, job_id, freed_after, .. } => {
+                write!(f, "Its queue {queue_name:?} has been held by {worker} for {}", format_duration(*seconds))?;
+                match job_id {
+                    Some(id) => write!(f, ", which runs job {id}")?,
+                    None => write!(f, ", although none of its jobs is running")?,
+                }
+                held_by(f, worker, *seconds, *freed_after)
+            }
+            WhyReason::BehindInQueue { queue_name, jobs } => {
+                let (jobs, come) = counted(*jobs);
+                write!(f, "{jobs} of its queue {queue_name:?} {come} before it.")
+            }
+            WhyReason::BehindOthers { jobs } => {
+                let (jobs, come) = counted(*jobs);
+                write!(f, "{jobs} {come} before it, by priority and time.")
+            }
+            WhyReason::NoWorkers { last_heartbeat_at } => {
+                write!(f, "No worker is visible: none is registered, holds a job, or listens")?;
+                match last_heartbeat_at {
+                    Some(time) => write!(f, "; the last heartbeat was at {}.", time.format("%F %T UTC")),
+                    None => write!(f, "."),
+                }
+            }
+            WhyReason::WorkersSilent { workers } => {
+                let silent = workers.iter().map(|worker| {
+                    let seconds = worker.heartbeat_seconds.unwrap_or_default();
+                    format!("{worker} has sent no heartbeat for {}", format_duration(seconds))
+                });
+                let silent = silent.collect::<Vec<_>>().join(", ");
+                write!(
+                    f,
+                    "No live worker runs its task: {silent}. A worker that was killed, stopped or disconnected claims nothing."
+                )
+            }
+            WhyReason::NoWorkerKnowsTask { task_identifier, workers } => {
+                let alive = plural(*workers, "worker");
+                write!(f, "No live worker runs the task {task_identifier:?} ({alive} alive).")
+            }
+            WhyReason::Forbidden { flags, workers } => write!(
+                f,
+                "Its flags {flags:?} are forbidden on all workers that run its task ({}).",
+                plural(*workers, "worker")
+            ),
+            WhyReason::NotAccepted { flags, accepted, workers } => {
+                let has = if flags.is_empty() { "no flags".to_owned() } else { format!("the flags {flags:?}") };
+                let workers = plural(*workers, "worker");
+                write!(f, "It has {has}, but the workers that run its task ({workers}) only accept {accepted:?}.")
+            }
+            WhyReason::NotAllowed { flags, workers } => write!(
+                f,
+                "Its flags {flags:?} are not in the allowlist of the workers that run its task ({}).",
+                plural(*workers, "worker")
+            ),
+            WhyReason::MayBeForbidden { flags } if flags.is_empty() => {
+                write!(f, "It has no flags. Workers may only accept certain flags, and not all workers publish them.")
+            }
+            WhyReason::MayBeForbidden { flags } => write!(
+                f,
+                "It has the flags {flags:?}. Workers may forbid or not accept them, and not all workers publish their flags."
+            ),
+            WhyReason::AllSlotsBusy { slots, jobs, workers } => {
+                let names = workers.iter().take(3).map(WhyWorker::to_string).collect::<Vec<_>>().join(", ");
+                let more = if workers.len() > 3 { ", …" } else { "" };
+                let (slots, jobs) = (plural(*slots, "slot"), plural(*jobs, "job"));
+                write!(
+                    f,
+                    "All slots are busy: the workers that run its task have {slots} and hold {jobs} ({names}{more})."
+                )
+            }
+            WhyReason::TaskLimit { task_identifier, limit, jobs } => write!(
+                f,
+                "The task {task_identifier:?} is at its limit on all workers with a free slot: {jobs} of {limit} (`max_concurrent`)."
+            ),
+            WhyReason::ShouldRun { polled_every: Some(seconds), knowing: 1.., .. } => write!(
+                f,
+                "Nothing blocks it: the workers that run its task do not listen, but poll every {}.",
+                format_duration(*seconds)
+            ),
+            WhyReason::ShouldRun { task_identifier, workers, knowing: 0, .. } => write!(
+                f,
+                "Nothing visible blocks it: it should run now, provided that an unregistered worker (Node's, or ours without recovery) runs the task {task_identifier:?} and has a free slot ({} visible).",
+                plural(*workers, "worker")
+            ),
+            WhyReason::ShouldRun { knowing, task_identifier, .. } => {
+                let run = if *knowing == 1 { "runs" } else { "run" };
+                let workers = plural(*knowing, "worker");
+                write!(f, "Nothing blocks it: it should run now ({workers} {run} the task {task_identifier:?}).")
+            }
+        }
+    }
+}
+
+/// Describes the worker that holds a lock, and ends the sentence.
+fn held_by(f: &mut fmt::Formatter<'_>, worker: &WhyWorker, seconds: f64, freed_after: Option<f64>) -> fmt::Result {
+    let silent_for = worker.heartbeat_seconds.map(format_duration).unwrap_or_default();
+    match worker.state {
+        WorkerState::Silent | WorkerState::Stale => {
+            let interval = worker.interval_seconds.unwrap_or(HEARTBEAT_INTERVAL);
+            write!(f, ", but has sent no heartbeat for {silent_for} (expected every {})", format_duration(interval))?;
+            write!(f, ": it was killed, stopped or disconnected. ")?;
+            match freed_after {
+                Some(after) => write!(f, "Another worker releases its jobs after {}.", format_duration(after)),
+                None => write!(f, "No live worker can release its jobs."),
+            }
+        }
+        WorkerState::Dead => write!(f, ", and was declared dead: the next sweep releases it."),
+        WorkerState::Unknown if seconds > 4.0 * 3600.0 => {
+            write!(f, ". The lock is stale after 4 hours: the next worker that clears stale locks releases it.")
+        }
+        WorkerState::Unknown if is_of_rust_port(&worker.worker_id) => write!(
+            f,
+            ". It is a worker of the Rust port, the graphile_worker of crates.io, and does not register here, so it may be dead. Its lock expires 4 hours after it was taken."
+        ),
+        WorkerState::Unknown => {
+            write!(f, ". {}", unregistered(&worker.worker_id))?;
+            write!(f, " No connection has its name: it is dead, or connects through a pooler.")
+        }
+        WorkerState::Alive if !worker.is_registered => write!(f, ". {}", unregistered(&worker.worker_id)),
+        WorkerState::Alive if worker.is_connected == Some(false) && worker.heartbeat_seconds.is_some() => {
+            write!(
+                f,
+                ". Its last heartbeat was {silent_for} ago, but no connection has its name: it may have been killed."
+            )
+        }
+        WorkerState::Alive => write!(f, "."),
+    }
+}
+
+/// Why so little is known of a worker that does not register, and how to know more.
+fn unregistered(worker_id: &str) -> String {
+    let does_not = "does not register, so its host, process and slots are not known";
+    match worker_id.starts_with("rs-worker-") {
+        true => format!("Its recovery is off and it {does_not}. {TURN_RECOVERY_ON}"),
+        false => format!("It {does_not}: Node's workers do not register, nor do ours with recovery off."),
+    }
+}
+
+fn capital(what: &impl fmt::Display) -> String {
+    let text = what.to_string();
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+fn error(f: &mut fmt::Formatter<'_>, last_error: &Option<String>) -> fmt::Result {
+    match last_error {
+        Some(error) => write!(f, ". The last error: {error}"),
+        None => write!(f, "."),
+    }
+}
+
+fn plural(count: i64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+fn counted(jobs: i64) -> (String, &'static str) {
+    match jobs {
+        1 => ("One job".to_owned(), "comes"),
+        MAX_COUNTED_AHEAD.. => (format!("At least {MAX_COUNTED_AHEAD} jobs"), "come"),
+        _ => (format!("{jobs} jobs"), "come"),
+    }
+}
+
+/// How to call the command line for a schema.
+#[doc(hidden)]
+pub fn program(schema: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match schema {
+        "graphile_worker" => "graphile-worker".to_owned(),
+        plain if plain.chars().all(is_plain) => format!("graphile-worker -s {plain}"),
+        odd => format!("graphile-worker -s '{}'", odd.replace('\'', "'\\''")),
+    }
+}
+
+/// What the decision depends on.
+#[derive(Debug, Clone)]
+struct Facts {
+    now: DateTime<Utc>,
+    job: Option<JobSummary>,
+    table_lock: Option<WhyReason>,
+    row_lock: Option<LockHolder>,
+    queue_row_lock: Option<LockHolder>,
+    queue_locked_at: Option<DateTime<Utc>>,
+    queue_locked_by: Option<String>,
+    queue_job_id: Option<i64>,
+    ahead: i64,
+    workers: Vec<SeenWorker>,
+    /// Sessions that listen for jobs.
+    listeners: i64,
+    last_heartbeat_at: Option<DateTime<Utc>>,
+}
+
+/// A worker that is registered or connected, or holds locks.
+#[derive(Debug, Clone, Default, Deserialize)]
+struct SeenWorker {
+    worker_id: String,
+    is_registered: bool,
+    is_connected: Option<bool>,
+    heartbeat_seconds: Option<f64>,
+    interval_seconds: Option<f64>,
+    host: Option<String>,
+    pid: Option<i32>,
+    slots: Option<i64>,
+    tasks: Option<Vec<String>>,
+    settings: Option<SeenSettings>,
+    jobs: i64,
+    jobs_of_task: i64,
+}
+
+/// The settings that a worker has published. Other releases may publish other settings.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SeenSettings {
+    task_limits: HashMap<String, i64>,
+    /// `None` if a function decides.
+    forbidden_flags: Option<Vec<String>>,
+    /// `None` if a function decides. Releases that do not publish it accept all flags.
+    #[serde(default = "all_flags")]
+    accepted_flags: Option<Vec<String>>,
+    /// `None` if jobs may have any flags.
+    allowed_flags: Option<Vec<String>>,
+    sweep_threshold: Option<f64>,
+    poll_interval: Option<f64>,
+    listens: Option<bool>,
+}
+
+fn all_flags() -> Option<Vec<String>> {
+    Some(Vec::new())
+}
+
+/// Whether a worker runs jobs with these flags.
+#[derive(Debug, PartialEq)]
+enum ByFlags {
+    Runs,
+    /// It is unknown.
+    MayRun,
+    /// It forbids these flags of the job.
+    Forbidden(Vec<String>),
+    /// It only accepts these flags, and the job has none of them.
+    NotAccepted(Vec<String>),
+    /// It has an allowlist that lacks these flags of the job.
+    NotAllowed(Vec<String>),
+}
+
+impl ByFlags {
+    fn of(worker: &SeenWorker, flags: &[String]) -> ByFlags {
+        let all_but = |is_fine: &dyn Fn(&String) -> bool| -> Vec<String> {
+            flags.iter().filter(|flag| !is_fine(flag)).cloned().collect()
+        };
+        let Some(settings) = &worker.settings else {
+            return if flags.is_empty() { ByFlags::Runs } else { ByFlags::MayRun };
+        };
+        if let Some(forbidden) = &settings.forbidden_flags
+            && flags.iter().any(|flag| forbidden.contains(flag))
+        {
+            return ByFlags::Forbidden(all_but(&|flag| !forbidden.contains(flag)));
+        }
+        if let Some(accepted) = &settings.accepted_flags
+            && !accepted.is_empty()
+            && !flags.iter().any(|flag| accepted.contains(flag))
+        {
+            return ByFlags::NotAccepted(accepted.clone());
+        }
+        if let Some(allowed) = &settings.allowed_flags
+            && flags.iter().any(|flag| !allowed.contains(flag))
+        {
+            return ByFlags::NotAllowed(all_but(&|flag| allowed.contains(flag)));
+        }
+        let runs_all_flags =
+            settings.accepted_flags.is_some() && (flags.is_empty() || settings.forbidden_flags.is_some());
+        if runs_all_flags { ByFlags::Runs } else { ByFlags::MayRun }
+    }
+
+    fn rejects(&self) -> bool {
+        !matches!(self, ByFlags::Runs | ByFlags::MayRun)
+    }
+}
+
+/// One reason per kind of rejection.
+fn rejections(by_flags: &[ByFlags], job: &JobSummary) -> Vec<WhyReason> {
+    let gathered = |of: fn(&ByFlags) -> Option<&Vec<String>>| {
+        let kind: Vec<_> = by_flags.iter().filter_map(of).collect();
+        let flags: BTreeSet<String> = kind.iter().copied().flatten().cloned().collect();
+        (!kind.is_empty()).then(|| (flags.into_iter().collect::<Vec<_>>(), kind.len() as i64))
+    };
+    let forbidden = gathered(|by| if let ByFlags::Forbidden(flags) = by { Some(flags) } else { None });
+    let not_accepted = gathered(|by| if let ByFlags::NotAccepted(flags) = by { Some(flags) } else { None });
+    let not_allowed = gathered(|by| if let ByFlags::NotAllowed(flags) = by { Some(flags) } else { None });
+    let mut reasons = Vec::new();
+    reasons.extend(forbidden.map(|(flags, workers)| WhyReason::Forbidden { flags, workers }));
+    reasons.extend(not_accepted.map(|(accepted, workers)| WhyReason::NotAccepted {
+        flags: job.flags.clone(),
+        accepted,
+        workers,
+    }));
+    reasons.extend(not_allowed.map(|(flags, workers)| WhyReason::NotAllowed { flags, workers }));
+    reasons
+}
+
+impl SeenWorker {
+    fn state(&self) -> WorkerState {
+        let Some(silent_for) = self.heartbeat_seconds else {
+            // Only a registered worker has such an id: its row was deleted.
+            return match self.worker_id.starts_with("rs-live-") {
+                true => WorkerState::Dead,
+                false if self.is_connected == Some(true) => WorkerState::Alive,
+                false => WorkerState::Unknown,
+            };
+        };
+        let interval = self.interval_seconds.unwrap_or(HEARTBEAT_INTERVAL);
+        if silent_for > self.sweep_threshold() {
+            WorkerState::Stale
+        } else if silent_for > (interval * 1.25).max(interval + 1.0) {
+            WorkerState::Silent
+        } else {
+            WorkerState::Alive
+        }
+    }
+
+    fn sweep_threshold(&self) -> f64 {
+        self.settings.as_ref().and_then(|settings| settings.sweep_threshold).unwrap_or(DEFAULT_SWEEP_THRESHOLD)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.is_registered && self.state() == WorkerState::Alive
+    }
+
+    fn runs(&self, task: &str) -> Option<bool> {
+        self.tasks.as_ref().map(|tasks| tasks.iter().any(|known| known == task))
+    }
+
+    fn limit(&self, task: &str) -> Option<i64> {
+        self.settings.as_ref()?.task_limits.get(task).copied()
+    }
+
+    fn has_free_slot(&self) -> bool {
+        self.slots.is_none_or(|slots| self.jobs < slots)
+    }
+
+    fn described(&self) -> WhyWorker {
+        WhyWorker {
+            worker_id: self.worker_id.clone(),
+            state: self.state(),
+            is_registered: self.is_registered,
+            host: self.host.clone(),
+            pid: self.pid,
+            slots: self.slots,
+            jobs: self.jobs,
+            heartbeat_seconds: self.heartbeat_seconds,
+            interval_seconds: self.interval_seconds,
+            is_connected: self.is_connected,
+        }
+    }
+}
+
+impl Facts {
+    fn alive(&self) -> impl Iterator<Item = &SeenWorker> {
+        self.workers.iter().filter(|worker| worker.is_alive())
+    }
+
+    /// Number of unregistered workers, which may run any task. An unregistered worker of ours is connected
+    /// and listens, and counts once.
+    fn others(&self) -> i64 {
+        let is_other = |worker: &&SeenWorker| {
+            !worker.is_registered && matches!(worker.state(), WorkerState::Alive | WorkerState::Unknown)
+        };
+        let registered =
+            self.workers.iter().filter(|worker| worker.is_registered && worker.is_connected == Some(true)).count();
+        let listeners = self.listeners - registered.max(self.alive().count()) as i64;
+        (self.workers.iter().filter(is_other).count() as i64).max(listeners)
+    }
+
+    fn all_report_tasks(&self) -> bool {
+        self.others() <= 0 && self.alive().all(|worker| worker.tasks.is_some())
+    }
+
+    /// The tasks that the live workers run, if all of them publish their tasks.
+    fn tasks(&self) -> Option<Vec<String>> {
+        let tasks: BTreeSet<String> = self.alive().filter_map(|worker| worker.tasks.clone()).flatten().collect();
+        (self.all_report_tasks() && !tasks.is_empty()).then(|| tasks.into_iter().collect())
+    }
+
+    fn worker(&self, worker_id: Option<&str>) -> WhyWorker {
+        let worker_id = worker_id.unwrap_or_default();
+        let found = self.workers.iter().find(|worker| worker.worker_id == worker_id).cloned();
+        found.unwrap_or_else(|| SeenWorker { worker_id: worker_id.to_owned(), ..SeenWorker::default() }).described()
+    }
+
+    /// Seconds without a heartbeat after which a live worker releases the jobs of this one.
+    fn freed_after(&self, worker: &WhyWorker) -> Option<f64> {
+        let sweepers = self.alive().filter(|other| other.worker_id != worker.worker_id);
+        let threshold = sweepers.map(SeenWorker::sweep_threshold).min_by(f64::total_cmp)?;
+        Some(threshold.max(2.0 * worker.interval_seconds.unwrap_or(HEARTBEAT_INTERVAL)))
+    }
+}
+
+impl WorkerUtils {
+    /// Explains why a job does not run, and what to do about it.
+    ///
+    /// ```no_run
+    /// # async fn example(utils: graphile_worker::WorkerUtils) -> Result<(), graphile_worker::Error> {
+    /// println!("{}", utils.why(42).await?.reasons[0]);
+    /// # Ok(()) }
+    /// ```
+    pub async fn why(&self, id: i64) -> Result<Why, Error> {
+        let context = || format!("explain job {id}");
+        let statements = self.statements()?;
+        let lock = self.fetch_all(statements.why_table_lock.query()).await;
+        let table_lock = lock.and_then(|rows| rows.first().map(table_lock).transpose()).context(context)?;
+        if let Some((lock, true)) = &table_lock {
+            // Reading the table would wait for that session.
+            let fix = fix(std::slice::from_ref(lock), id, statements.schema.name());
+            return Ok(Why { id, job: None, reasons: vec![lock.clone()], fix });
+        }
+        let query = statements.why.query().bind(id);
+        let mut facts = self.fetch_one(query).await.and_then(|row| read(&row)).context(context)?;
+        facts.table_lock = table_lock.map(|(lock, _)| lock);
+        if facts.job.as_ref().is_some_and(|job| job.state == JobState::Ready) {
+            let query = statements.why_ahead.query().bind(id).bind(facts.tasks());
+            let rows = self.fetch_all(query).await;
+            let ahead =
+                rows.and_then(|rows| rows.first().map(|row| row.try_get("ahead")).transpose()).context(context)?;
+            facts.ahead = ahead.unwrap_or(0);
+        }
+        let reasons = decide(&facts);
+        let fix = fix(&reasons, id, statements.schema.name());
+        Ok(Why { id, job: facts.job, reasons, fix })
+    }
+}
+
+/// The lock on a table, and whether it blocks even readers.
+fn table_lock(row: &PgRow) -> sqlx::Result<(WhyReason, bool)> {
+    let mode: String = row.try_get("mode")?;
+    let lock = WhyReason::TableLocked {
+        table: row.try_get("relation")?,
+        granted: row.try_get("granted")?,
+        waits_for: row.try_get("waits_for")?,
+        holder: LockHolder {
+            pid: row.try_get("pid")?,
+            application_name: row.try_get("application_name")?,
+            role: row.try_get("role")?,
+            state: row.try_get("state")?,
+            seconds: row.try_get("seconds")?,
+            prepared: row.try_get("gid")?,
+            others: 0,
+        },
+    };
+    Ok((lock, mode == "AccessExclusiveLock"))
+}
+
+fn read(row: &PgRow) -> sqlx::Result<Facts> {
+    let id: Option<i64> = row.try_get("id")?;
+    let decode = |error: serde_json::Error| sqlx::Error::Decode(error.into());
+    let lock = |column: &str| -> sqlx::Result<Option<LockHolder>> {
+        let json: Option<String> = row.try_get(column)?;
+        let holders = json.as_deref().map(serde_json::from_str::<Vec<LockHolder>>).transpose().map_err(decode)?;
+        let mut stuck = holders.unwrap_or_default().into_iter().filter(|holder| !holder.is_brief());
+        let first = stuck.next();
+        Ok(first.map(|holder| LockHolder { others: stuck.count() as i64, ..holder }))
+    };
+    let workers: String = row.try_get("workers")?;
+    Ok(Facts {
+        now: time(row, "now")?,
+        job: if id.is_some() { Some(summary(row)?) } else { None },
+        table_lock: None,
+        row_lock: lock("row_lock")?,
+        queue_row_lock: lock("queue_row_lock")?,
+        queue_locked_at: optional_time(row, "queue_locked_at")?,
+        queue_locked_by: optional_text(row, "queue_locked_by")?,
+        queue_job_id: row.try_get("queue_job_id")?,
+        ahead: 0,
+        workers: serde_json::from_str(&workers).map_err(decode)?,
+        listeners: row.try_get("listeners")?,
+        last_heartbeat_at: optional_time(row, "last_heartbeat_at")?,
+    })
+}
+
+fn decide(facts: &Facts) -> Vec<WhyReason> {
+    let Some(job) = &facts.job else {
+        return vec![WhyReason::DoesNotExist];
+    };
+    let since = |time: DateTime<Utc>| (facts.now - time).as_seconds_f64();
+    let row_locked = facts.row_lock.clone().map(|holder| WhyReason::RowLocked { holder });
+    if let Some(locked_at) = job.locked_at {
+        let worker = facts.worker(job.locked_by.as_deref());
+        let freed_after = facts.freed_after(&worker);
+        let running = WhyReason::Running { worker, since: locked_at, seconds: since(locked_at), freed_after };
+        return [running].into_iter().chain(row_locked).collect();
+    }
+    let (attempts, last_error) = (job.attempts, job.last_error.clone());
+    if job.state == JobState::Failed {
+        return vec![WhyReason::AttemptsUsedUp { attempts, max_attempts: job.max_attempts, last_error }];
+    }
+    let mut reasons = Vec::new();
+    if job.state != JobState::Ready {
+        reasons.push(WhyReason::NotDue { run_at: job.run_at, seconds: -since(job.run_at), attempts, last_error });
+        reasons.extend(no_worker_for_task(facts, job));
+        return reasons;
+    }
+    reasons.extend(facts.table_lock.clone());
+    reasons.extend(row_locked);
+    let no_worker = no_worker_for_task(facts, job);
+    let has_worker = no_worker.is_none();
+    reasons.extend(no_worker);
+    reasons.extend(queue_is_held(facts, job));
+    if has_worker {
+        reasons.extend(no_free_worker(facts, job));
+    }
+    if facts.ahead > 0 {
+        reasons.push(match &job.queue_name {
+            Some(queue_name) => WhyReason::BehindInQueue { queue_name: queue_name.clone(), jobs: facts.ahead },
+            None => WhyReason::BehindOthers { jobs: facts.ahead },
+        });
+    }
+    let is_decisive = |reason: &WhyReason| {
+        !matches!(
+            reason,
+            WhyReason::MayBeForbidden { .. } | WhyReason::BehindOthers { .. } | WhyReason::BehindInQueue { .. }
+        )
+    };
+    if !reasons.iter().any(is_decisive) {
+        reasons.push(should_run(facts, job));
+    }
+    reasons
+}
+
+fn should_run(facts: &Facts, job: &JobSummary) -> WhyReason {
+    let knowing: Vec<_> = facts.alive().filter(|worker| worker.runs(&job.task_identifier) == Some(true)).collect();
+    let polls = |worker: &&SeenWorker| {
+        let settings = worker.settings.as_ref()?;
+        settings.poll_interval.filter(|_| settings.listens == Some(false))
+    };
+    let polls: Option<Vec<f64>> = knowing.iter().map(polls).collect();
+    WhyReason::ShouldRun {
+        task_identifier: job.task_identifier.clone(),
+        workers: facts.alive().count() as i64 + facts.others().max(0),
+        knowing: knowing.len() as i64,
+        polled_every: polls.filter(|_| facts.others() <= 0).and_then(|polls| polls.into_iter().min_by(f64::total_cmp)),
+    }
+}
+
+fn no_worker_for_task(facts: &Facts, job: &JobSummary) -> Option<WhyReason> {
+    let task = &job.task_identifier;
+    // An unregistered worker may run any task.
+    if facts.others() > 0 || facts.alive().any(|worker| worker.runs(task) != Some(false)) {
+        return None;
+    }
+    let is_silent = |worker: &&SeenWorker| worker.is_registered && worker.state() == WorkerState::Silent;
+    let may_run = |worker: &&SeenWorker| worker.runs(task) != Some(false);
+    let silent: Vec<_> = facts.workers.iter().filter(is_silent).filter(may_run).map(SeenWorker::described).collect();
+    Some(if !silent.is_empty() {
+        WhyReason::WorkersSilent { workers: silent }
+    } else if facts.alive().next().is_none() {
+        WhyReason::NoWorkers { last_heartbeat_at: facts.last_heartbeat_at }
+    } else {
+        WhyReason::NoWorkerKnowsTask { task_identifier: task.clone(), workers: facts.alive().count() as i64 }
+    })
+}
+
+fn queue_is_held(facts: &Facts, job: &JobSummary) -> Vec<WhyReason> {
+    let Some(queue_name) = &job.queue_name else { return Vec::new() };
+    let mut reasons = Vec::new();
+    if let Some(holder) = facts.queue_row_lock.clone() {
+        reasons.push(WhyReason::QueueRowLocked { queue_name: queue_name.clone(), holder });
+    }
+    if let Some(since) = facts.queue_locked_at {
+        let worker = facts.worker(facts.queue_locked_by.as_deref());
+        reasons.push(WhyReason::QueueLocked {
+            queue_name: queue_name.clone(),
+            since,
+            seconds: (facts.now - since).as_seconds_f64(),
+            job_id: facts.queue_job_id,
+            freed_after: facts.freed_after(&worker),
+            worker,
+        });
+    }
+    reasons
+}
+
+/// Why no worker that runs the task takes this job.
+fn no_free_worker(facts: &Facts, job: &JobSummary) -> Vec<WhyReason> {
+    let candidates: Vec<_> = facts.alive().filter(|worker| worker.runs(&job.task_identifier) != Some(false)).collect();
+    let by_flags: Vec<_> = candidates.iter().map(|worker| ByFlags::of(worker, &job.flags)).collect();
+    let all_registered = facts.others() <= 0;
+    if all_registered && !candidates.is_empty() && by_flags.iter().all(ByFlags::rejects) {
+        return rejections(&by_flags, job);
+    }
+    let has_or_meets_flags = !job.flags.is_empty() || by_flags.iter().any(|by| *by != ByFlags::Runs);
+    if has_or_meets_flags && !by_flags.contains(&ByFlags::Runs) {
+        return vec![WhyReason::MayBeForbidden { flags: job.flags.clone() }];
+    }
+    let allowed =
+        candidates.into_iter().zip(by_flags).filter(|(_, by)| !by.rejects()).map(|(worker, _)| worker).collect();
+    no_free_slot(all_registered, allowed, &job.task_identifier).into_iter().collect()
+}
+
+/// Whether all workers that run such jobs are busy, or at the task's limit.
+fn no_free_slot(all_registered: bool, allowed: Vec<&SeenWorker>, task: &str) -> Option<WhyReason> {
+    if !all_registered {
+        return None;
+    }
+    let (free, busy): (Vec<_>, Vec<_>) = allowed.into_iter().partition(|worker| worker.has_free_slot());
+    if free.is_empty() && !busy.is_empty() {
+        return Some(WhyReason::AllSlotsBusy {
+            slots: busy.iter().filter_map(|worker| worker.slots).sum(),
+            jobs: busy.iter().map(|worker| worker.jobs).sum(),
+            workers: busy.iter().map(|worker| worker.described()).collect(),
+        });
+    }
+    let at_limit = |worker: &&SeenWorker| worker.limit(task).filter(|limit| worker.jobs_of_task >= *limit);
+    let limits: Option<Vec<i64>> = free.iter().map(at_limit).collect();
+    limits.filter(|limits| !limits.is_empty()).map(|limits| WhyReason::TaskLimit {
+        task_identifier: task.to_owned(),
+        limit: limits.iter().sum(),
+        jobs: free.iter().map(|worker| worker.jobs_of_task).sum(),
+    })
+}
+
+/// What to do about the first reason for which there is advice.
+fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String> {
+    let program = program(schema);
+    reasons.iter().find_map(|reason| match reason {
+        WhyReason::DoesNotExist => None,
+        WhyReason::Running { worker, .. } | WhyReason::QueueLocked { worker, .. } => release(worker, &program),
+        WhyReason::AttemptsUsedUp { .. } => Some(format!("To retry it with all attempts: {program} run-now {id}")),
+        WhyReason::NotDue { .. } => Some(format!("To run it now: {program} run-now {id}")),
+        WhyReason::TableLocked { waits_for: Some(pid), .. } => {
+            Some(format!("End the session it waits for. In psql: select pg_terminate_backend({pid});"))
+        }
+        WhyReason::TableLocked { holder, .. }
+        | WhyReason::RowLocked { holder }
+        | WhyReason::QueueRowLocked { holder, .. } => Some(holder.fix()),
+        WhyReason::NoWorkers { .. } => Some(format!("Start a worker: {program}")),
+        WhyReason::WorkersSilent { workers } => {
+            let process = workers.iter().find_map(|worker| worker.host.as_ref().zip(worker.pid));
+            Some(match process {
+                Some((host, pid)) => {
+                    format!("If it is stopped, run on {host}: kill -CONT {pid}. Otherwise start a worker: {program}")
+                }
+                None => format!("Start a worker: {program}"),
+            })
+        }
+        WhyReason::NoWorkerKnowsTask { .. } => {
+            Some(format!("Start a worker that has this task. To list the tasks of workers: {program} workers --json"))
+        }
+        WhyReason::Forbidden { .. } | WhyReason::MayBeForbidden { .. } => {
+            Some(format!("Start a worker that does not forbid these flags: {program}"))
+        }
+        WhyReason::NotAccepted { .. } => {
+            Some(format!("Start a worker that accepts all jobs, or one of these flags: {program}"))
+        }
+        WhyReason::NotAllowed { .. } => Some(format!("Start a worker without a flag allowlist: {program}")),
+        WhyReason::AllSlotsBusy { slots, .. } => {
+            Some(format!("Start another worker to run more jobs at a time: {program} --jobs {}", (*slots).max(1)))
+        }
+        WhyReason::TaskLimit { .. } => {
+            Some(format!("Raise the task's `max_concurrent`, or start another worker: {program}"))
+        }
+        WhyReason::BehindInQueue { .. } | WhyReason::BehindOthers { .. } => {
+            Some(format!("To run it first: {program} reschedule {id} --priority -100"))
+        }
+        WhyReason::ShouldRun { .. } => Some(format!("If it still waits in a moment: {program} doctor")),
+    })
+}
+
+/// How to release the locks of a worker that may be dead.
+fn release(worker: &WhyWorker, program: &str) -> Option<String> {
+    let id = &worker.worker_id;
+    match worker.state {
+        WorkerState::Silent | WorkerState::Stale => {
+            let resume = match (&worker.host, worker.pid) {
+                (Some(host), Some(pid)) => format!("If it is stopped, run on {host}: kill -CONT {pid}. "),
+                _ => String::new(),
+            };
+            // A sweep declares a worker dead after at least two of its heartbeat intervals.
+            let threshold = (2.0 * worker.interval_seconds.unwrap_or(HEARTBEAT_INTERVAL)).ceil();
+            Some(format!("{resume}If it is dead, release its jobs now: {program} sweep --threshold {threshold}s"))
+        }
+        WorkerState::Dead => Some(format!("Release its jobs now: {program} sweep")),
+        WorkerState::Unknown if id.is_empty() => None,
+        WorkerState::Unknown if is_of_rust_port(id) => Some(format!(
+            "If that worker is dead: {program} unlock {id}. If no worker of the port runs any more: {program} migrate --from-rust-port"
+        )),
+        WorkerState::Unknown => Some(format!("If that worker is dead: {program} unlock {id}")),
+        WorkerState::Alive if worker.is_connected == Some(false) && worker.heartbeat_seconds.is_some() => {
+            let threshold = (2.0 * worker.interval_seconds.unwrap_or(HEARTBEAT_INTERVAL)).ceil();
+            Some(format!(
+                "If it is dead, release its jobs in {threshold} seconds: {program} sweep --threshold {threshold}s"
+            ))
+        }
+        WorkerState::Alive => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chrono::TimeDelta;
+
+    fn now() -> DateTime<Utc> {
+        DateTime::from_timestamp(1_000_000, 0).expect("a time")
+    }
+
+    /// Settings of a worker that runs jobs with any flags.
+    fn runs_all_flags() -> SeenSettings {
+        let (forbidden_flags, accepted_flags) = (Some(Vec::new()), all_flags());
+        SeenSettings { forbidden_flags, accepted_flags, ..SeenSettings::default() }
+    }
+
+    /// A registered worker whose last heartbeat was this many seconds ago.
+    fn registered(worker_id: &str, heartbeat_seconds: f64) -> SeenWorker {
+        SeenWorker {
+            worker_id: worker_id.to_owned(),
+            is_registered: true,
+            is_connected: Some(true),
+            heartbeat_seconds: Some(heartbeat_seconds),
+            interval_seconds: Some(30.0),
+            host: Some("box".to_owned()),
+            pid: Some(77),
+            slots: Some(2),
+            tasks: Some(vec!["t".to_owned()]),
+            settings: Some(runs_all_flags()),
+            ..SeenWorker::default()
+        }
+    }
+
+    fn session() -> LockHolder {
+        LockHolder {
+            pid: Some(123),
+            application_name: Some("psql".to_owned()),
+            role: Some("ann".to_owned()),
+            state: Some("idle in transaction".to_owned()),
+            seconds: Some(61.0),
+            prepared: None,
+            others: 0,
+        }
+    }
+
+    /// A due job, and one worker that runs its task.
+    fn facts() -> Facts {
+        Facts {
+            now: now(),
+            job: Some(JobSummary {
+                id: 7,
+                task_identifier: "t".to_owned(),
+                queue_name: None,
+                state: JobState::Ready,
+                priority: 0,
+                run_at: now(),
+                attempts: 0,
+                max_attempts: 25,
+                last_error: None,
+                created_at: now(),
+                updated_at: now(),
+                key: None,
+                locked_at: None,
+                locked_by: None,
+                revision: 0,
+                flags: Vec::new(),
+            }),
+            table_lock: None,
+            row_lock: None,
+            queue_row_lock: None,
+            queue_locked_at: None,
+            queue_locked_by: None,
+            queue_job_id: None,
+            ahead: 0,
+            workers: vec![registered("w", 3.0)],
+            listeners: 1,
+            last_heartbeat_at: None,
+        }
+    }
+
+    fn changed(change: impl FnOnce(&mut Facts, &mut JobSummary)) -> Vec<WhyReason> {
+        let mut facts = facts();
+        let mut job = facts.job.take().expect("a job");
+        change(&mut facts, &mut job);
+        facts.job = Some(job);
+        decide(&facts)
+    }
+
+    fn explained(change: impl FnOnce(&mut Facts, &mut JobSummary)) -> Vec<String> {
+        changed(change).iter().map(WhyReason::to_string).collect()
+    }
+
+    fn fixed(change: impl FnOnce(&mut Facts, &mut JobSummary)) -> String {
+        fix(&changed(change), 7, "graphile_worker").unwrap_or_default()
+    }
+
+    #[test]
+    fn a_missing_job() {
+        let facts = Facts { job: None, ..facts() };
+        assert_eq!(decide(&facts), [WhyReason::DoesNotExist]);
+    }
+
+    #[test]
+    fn a_job_that_nothing_blocks() {
+        assert_eq!(explained(|_, _| ()), ["Nothing blocks it: it should run now (1 worker runs the task \"t\")."]);
+        let unregistered = explained(|facts, _| {
+            facts.workers = vec![SeenWorker {
+                worker_id: "worker-1".to_owned(),
+                is_connected: Some(true),
+                ..SeenWorker::default()
+            }];
+        });
+        assert!(unregistered[0].contains("has a free slot (1 worker visible)"), "{unregistered:?}");
+        let polling = explained(|facts, _| {
+            let settings = SeenSettings { poll_interval: Some(2.0), listens: Some(false), ..runs_all_flags() };
+            facts.workers[0].settings = Some(settings);
+            facts.listeners = 0;
+        });
+        assert!(polling[0].contains("poll every 2s"), "{polling:?}");
+    }
+
+    fn held(worker: SeenWorker) -> (Vec<String>, String) {
+        let change = |facts: &mut Facts, job: &mut JobSummary| {
+            job.locked_at = Some(now() - TimeDelta::minutes(5));
+            job.locked_by = Some(worker.worker_id.clone());
+            job.state = JobState::Running;
+            facts.workers = vec![worker.clone(), registered("sweeper", 1.0)];
+        };
+        (explained(change), fixed(change))
+    }
+
+    #[test]
+    fn a_job_running_on_a_live_worker() {
+        let (said, fix) = held(registered("w", 3.0));
+        assert_eq!((&*said[0], &*fix), ("Worker w (process 77 on box) has been running it for 5m.", ""));
+        let (said, _) = held(SeenWorker { jobs: 30, ..registered("w", 3.0) });
+        assert!(said[0].contains("claimed it 5m ago. It holds 30 jobs and runs 2 at a time"), "{said:?}");
+        let (said, fix) = held(SeenWorker { is_connected: Some(false), ..registered("w", 3.0) });
+        assert!(said[0].contains("no connection has its name: it may have been killed"), "{said:?}");
+        assert!(fix.ends_with("graphile-worker sweep --threshold 60s"), "{fix}");
+    }
+
+    #[test]
+    fn a_job_running_on_a_lost_worker() {
+        let (said, fix) = held(registered("w", 40.0));
+        assert_eq!(
+            said[0],
+            "Worker w (process 77 on box) has been running it for 5m, but has sent no heartbeat for 40s (expected every 30s): it was killed, stopped or disconnected. Another worker releases its jobs after 5m."
+        );
+        assert_eq!(
+            fix,
+            "If it is stopped, run on box: kill -CONT 77. If it is dead, release its jobs now: graphile-worker sweep --threshold 60s"
+        );
+        let (said, fix) =
+            held(SeenWorker { worker_id: "rs-live-1".to_owned(), is_connected: Some(true), ..SeenWorker::default() });
+        assert!(said[0].contains("declared dead") && fix.ends_with("graphile-worker sweep"), "{said:?} {fix}");
+        let (said, fix) = held(SeenWorker { worker_id: "worker-1".to_owned(), ..SeenWorker::default() });
+        assert!(said[0].contains("does not register") && fix.ends_with("unlock worker-1"), "{said:?} {fix}");
+        assert!(said[0].contains("it is dead, or connects through a pooler"), "{said:?}");
+    }
+
+    #[test]
+    fn a_job_that_runs_with_a_worker_that_does_not_register() {
+        let with = |worker_id: &str| {
+            held(SeenWorker { worker_id: worker_id.to_owned(), is_connected: Some(true), ..SeenWorker::default() })
+        };
+        let (said, fix) = with("rs-worker-00112233445566778899aabb");
+        assert_eq!(
+            (&*said[0], &*fix),
+            (
+                "Worker 00112233 has been running it for 5m. Its recovery is off and it does not register, so its host, process and slots are not known. To turn recovery on, start it without `--no-recovery`, or in Rust with `WorkerOptions::worker_recovery`.",
+                ""
+            )
+        );
+        let (said, _) = with("worker-00112233445566778899aabb");
+        assert!(said[0].ends_with("Node's workers do not register, nor do ours with recovery off."), "{said:?}");
+    }
+
+    #[test]
+    fn an_old_lock_of_an_unknown_worker() {
+        let said = explained(|_, job| {
+            job.locked_at = Some(now() - TimeDelta::hours(5));
+            job.locked_by = Some("n".to_owned());
+            job.state = JobState::Running;
+        });
+        assert!(said[0].contains("4 hours"), "{said:?}");
+    }
+
+    #[test]
+    fn a_permanently_failed_job() {
+        let change = |_: &mut Facts, job: &mut JobSummary| {
+            job.state = JobState::Failed;
+            (job.attempts, job.max_attempts, job.last_error) = (3, 3, Some("boom".to_owned()));
+        };
+        assert_eq!(explained(change), ["It failed permanently (3 of 3 attempts). The last error: boom"]);
+        assert_eq!(fixed(change), "To retry it with all attempts: graphile-worker run-now 7");
+    }
+
+    #[test]
+    fn a_future_job_without_a_worker() {
+        let said = explained(|facts, job| {
+            (facts.listeners, facts.last_heartbeat_at) = (0, Some(now()));
+            facts.workers.clear();
+            job.state = JobState::Scheduled;
+            job.run_at = now() + TimeDelta::minutes(90);
+        });
+        assert_eq!(
+            said,
+            [
+                "It is not due yet: it will be due in 1h 30m.",
+                "No worker is visible: none is registered, holds a job, or listens; the last heartbeat was at 1970-01-12 13:46:40 UTC."
+            ]
+        );
+    }
+
+    #[test]
+    fn a_job_that_waits_for_its_next_attempt() {
+        let said = explained(|_, job| {
+            job.state = JobState::Retrying;
+            job.run_at = now() + TimeDelta::seconds(20);
+            (job.attempts, job.last_error) = (2, Some("boom".to_owned()));
+        });
+        assert_eq!(said, ["It failed 2 times and will be retried in 20s. The last error: boom"]);
+    }
+
+    #[test]
+    fn a_job_whose_row_queue_or_table_is_locked_by_a_session() {
+        let row = |facts: &mut Facts, _: &mut JobSummary| facts.row_lock = Some(session());
+        assert_eq!(
+            explained(row),
+            [
+                "Its row is locked by an open transaction (pid 123, application \"psql\", role ann, idle in transaction, open for 1m 1s): workers can neither claim it nor record its outcome."
+            ]
+        );
+        assert!(fixed(row).ends_with("select pg_terminate_backend(123);"));
+        let queue = |facts: &mut Facts, job: &mut JobSummary| {
+            job.queue_name = Some("q".to_owned());
+            let prepared = Some("it's".to_owned());
+            facts.queue_row_lock = Some(LockHolder { pid: None, prepared, ..session() });
+        };
+        assert!(explained(queue)[0].starts_with("The row of its queue \"q\" is locked by the prepared transaction"));
+        assert!(fixed(queue).ends_with("rollback prepared 'it''s';"), "{}", fixed(queue));
+        let table = |facts: &mut Facts, _: &mut JobSummary| {
+            let table = "_private_jobs".to_owned();
+            let lock = WhyReason::TableLocked { table, granted: false, waits_for: Some(5), holder: session() };
+            facts.table_lock = Some(lock);
+        };
+        assert!(explained(table)[0].contains("behind the session with pid 5"), "{:?}", explained(table));
+        assert!(fixed(table).ends_with("select pg_terminate_backend(5);"));
+    }
+
+    #[test]
+    fn a_reporting_worker_is_not_a_stuck_session() {
+        let worker = Some("graphile_worker rs-live-1".to_owned());
+        assert!(LockHolder { application_name: worker.clone(), seconds: Some(0.1), ..session() }.is_brief());
+        assert!(!LockHolder { application_name: worker, seconds: Some(60.0), ..session() }.is_brief());
+        assert!(!LockHolder { seconds: Some(0.1), ..session() }.is_brief());
+    }
+
+    #[test]
+    fn a_job_behind_others_in_a_locked_queue() {
+        let said = explained(|facts, job| {
+            job.queue_name = Some("q".to_owned());
+            facts.queue_locked_at = Some(now() - TimeDelta::seconds(9));
+            facts.queue_locked_by = Some("w".to_owned());
+            (facts.queue_job_id, facts.ahead) = (Some(3), MAX_COUNTED_AHEAD);
+        });
+        assert_eq!(
+            said,
+            [
+                "Its queue \"q\" has been held by worker w (process 77 on box) for 9s, which runs job 3.",
+                "At least 10000 jobs of its queue \"q\" come before it."
+            ]
+        );
+    }
+
+    #[test]
+    fn a_job_that_waits_for_a_slot() {
+        let change = |facts: &mut Facts, _: &mut JobSummary| {
+            facts.workers[0].jobs = 2;
+            facts.ahead = 1;
+        };
+        assert_eq!(
+            explained(change),
+            [
+                "All slots are busy: the workers that run its task have 2 slots and hold 2 jobs (worker w (process 77 on box)).",
+                "One job comes before it, by priority and time."
+            ]
+        );
+        assert!(fixed(change).ends_with("graphile-worker --jobs 2"), "{}", fixed(change));
+        // Another worker has a free slot, or one does not publish its slots.
+        for other in [registered("v", 1.0), SeenWorker { slots: None, jobs: 9, ..registered("v", 1.0) }] {
+            let said = explained(|facts, _| {
+                facts.workers[0].jobs = 2;
+                facts.workers.push(other);
+            });
+            assert!(said[0].starts_with("Nothing blocks it"), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_whose_task_is_at_its_limit() {
+        let said = explained(|facts, _| {
+            let settings = facts.workers[0].settings.as_mut().expect("settings");
+            settings.task_limits.insert("t".to_owned(), 1);
+            (facts.workers[0].jobs, facts.workers[0].jobs_of_task) = (1, 1);
+        });
+        assert!(said[0].contains("1 of 1 (`max_concurrent`)"), "{said:?}");
+    }
+
+    #[test]
+    fn a_job_whose_workers_are_silent() {
+        let silent = |facts: &mut Facts, _: &mut JobSummary| {
+            facts.workers = vec![registered("w", 40.0)];
+        };
+        assert!(explained(silent)[0].contains("worker w (process 77 on box) has sent no heartbeat for 40s"));
+        assert!(fixed(silent).ends_with("graphile-worker"), "{}", fixed(silent));
+        // A live worker that does not run the task does not help.
+        let said = explained(|facts, job| {
+            silent(facts, job);
+            facts.workers.push(SeenWorker { tasks: Some(Vec::new()), ..registered("v", 1.0) });
+        });
+        assert!(said[0].starts_with("No live worker runs its task"), "{said:?}");
+    }
+
+    #[test]
+    fn a_job_with_forbidden_flags() {
+        let forbid = |worker: &mut SeenWorker, flags: Option<Vec<String>>| {
+            worker.settings = Some(SeenSettings { forbidden_flags: flags, ..runs_all_flags() });
+        };
+        let eu = || vec!["eu".to_owned()];
+        let said = |flags: Option<Vec<String>>| {
+            explained(|facts, job| {
+                forbid(&mut facts.workers[0], flags);
+                job.flags = eu();
+            })
+        };
+        assert!(said(Some(eu()))[0].contains("are forbidden on all workers"), "{:?}", said(Some(eu())));
+        assert!(said(Some(Vec::new()))[0].starts_with("Nothing blocks it"));
+        let unknown = said(None);
+        assert!(unknown[0].starts_with("It has the flags") && unknown[1].starts_with("Nothing blocks"), "{unknown:?}");
+    }
+
+    #[test]
+    fn a_job_whose_flags_workers_do_not_accept() {
+        let flags = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect::<Vec<_>>();
+        let with = |of_job: &[&str], settings: &str| {
+            let change = |facts: &mut Facts, job: &mut JobSummary| {
+                facts.workers[0].settings = Some(serde_json::from_str(settings).expect("settings"));
+                job.flags = flags(of_job);
+            };
+            (explained(change), fixed(change))
+        };
+        let gpu = r#"{"forbidden_flags": [], "accepted_flags": ["gpu"]}"#;
+        let (said, fix) = with(&[], gpu);
+        assert_eq!(said, ["It has no flags, but the workers that run its task (1 worker) only accept [\"gpu\"]."]);
+        assert!(fix.starts_with("Start a worker that accepts all jobs"), "{fix}");
+        assert!(with(&["eu"], gpu).0[0].starts_with("It has the flags [\"eu\"], but the workers"));
+        assert!(with(&["eu", "gpu"], gpu).0[0].starts_with("Nothing blocks it"));
+        let (said, fix) = with(&["eu", "gpu"], r#"{"forbidden_flags": [], "allowed_flags": ["gpu"]}"#);
+        assert!(said[0].starts_with("Its flags [\"eu\"] are not in the allowlist"), "{said:?}");
+        assert!(fix.starts_with("Start a worker without a flag allowlist"), "{fix}");
+        // Workers of older releases do not publish it and accept all flags; a worker with a function may
+        // accept anything.
+        assert!(with(&[], r#"{"forbidden_flags": []}"#).0[0].starts_with("Nothing blocks it"));
+        let function = r#"{"forbidden_flags": [], "accepted_flags": null}"#;
+        assert!(with(&[], function).0[0].starts_with("It has no flags. Workers may only accept certain flags"));
+        assert!(with(&["eu"], function).0[0].starts_with("It has the flags [\"eu\"]. Workers may forbid"));
+    }
+
+    #[test]
+    fn a_task_that_no_worker_runs_if_all_publish_their_tasks() {
+        let unknown = ["No live worker runs the task \"t\" (2 workers alive)."];
+        let other_tasks = |worker: SeenWorker| SeenWorker { tasks: Some(vec!["u".to_owned()]), ..worker };
+        let two = |facts: &mut Facts| {
+            facts.workers = vec![other_tasks(registered("v", 1.0)), other_tasks(registered("w", 1.0))];
+            facts.listeners = 2;
+        };
+        assert_eq!(explained(|facts, _| two(facts)), unknown);
+        // A worker that does not publish its tasks may run it.
+        for doubt in [
+            |facts: &mut Facts| facts.workers[0].tasks = None,
+            |facts: &mut Facts| {
+                facts.workers.push(SeenWorker {
+                    worker_id: "node".to_owned(),
+                    is_connected: Some(true),
+                    ..SeenWorker::default()
+                });
+            },
+            |facts: &mut Facts| facts.listeners = 3,
+        ] {
+            assert_ne!(
+                explained(|facts, _| {
+                    two(facts);
+                    doubt(facts);
+                }),
+                unknown
+            );
+        }
+    }
+
+    #[test]
+    fn the_command_contains_the_schema() {
+        assert_eq!(program("graphile_worker"), "graphile-worker");
+        assert_eq!(program("jobs"), "graphile-worker -s jobs");
+        assert_eq!(program("it's"), "graphile-worker -s 'it'\\''s'");
+    }
+}

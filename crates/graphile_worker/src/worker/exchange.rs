@@ -1,0 +1,778 @@
+//! The exchange: one round trip that reports ended jobs and claims new ones, and that retries until the database
+//! answers.
+//!
+//! While an exchange is under way, outcomes collect for the next one, as in a group commit: under load an exchange
+//! carries hundreds of jobs; an idle worker sends a single job at once. None of this is configurable.
+//!
+//! Under heavy load, a second lane exchanges in parallel (`second_lane`). Two simultaneous exchanges conflict in one
+//! case: one deletes a job that was still free when the other one's claim began. So a job is reported only after every
+//! exchange that was under way when the job arrived has ended (`inflight`).
+//!
+//! Not here: `claim_size` and `next_claim` decide how many jobs to claim and when; `settle` decides what to record.
+
+use super::claim_size::CLAIM_BYTES;
+use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
+use super::settle::{Attempts, NextRun, Settlement, Unlock};
+use crate::Error;
+use crate::context::Shared;
+use crate::db::session::{self, Session};
+use crate::db::{Statements, rows};
+use crate::error::Context;
+use crate::hooks::FetchError;
+use crate::job::Job;
+use crate::retry::RetryPauses;
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{Connection, PgConnection, Row};
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tracing::{debug, info, warn};
+
+/// The time limit of a query whose answer the worker can do without. Behind a pooler, no other limit applies.
+const OPTIONAL_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often a worker reloads the ids of its tasks.
+const TASK_ID_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The longest delay of a job: a hundred years. Longer delays are cut to this.
+const LATEST_RUN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The pauses between attempts to reach the database.
+const RECONNECT_PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50), Duration::from_secs(10));
+
+/// How long a statement waits for a lock. An exchange uses `skip locked`, but PostgreSQL still waits in one case: if a
+/// row becomes free just as it is skipped, and another transaction locks it. In a deadlock, the worker must give up
+/// long before the other side does (`deadlock_timeout`, 1 second by default). `alter table` may also lock the whole
+/// table.
+const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "100ms");
+
+/// How long the worker waits for an open transaction that is adding one of the worker's tasks.
+const ENSURE_TASKS_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
+
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
+    /// All jobs that this worker holds, except those in the report, and all queues; `None` unless the worker had to ask. Some
+    /// jobs may be in flight.
+    pub(crate) held: Option<(Vec<Job>, Vec<i32>)>,
+    /// Must be held until the jobs are in flight.
+    pub(crate) under_way: LaneGuard,
+}
+
+/// Keeps the second lane from exchanging while the first one asks which jobs the worker holds, and until those are in
+/// flight.
+pub(crate) enum LaneGuard {
+    Alone(#[allow(dead_code)] OwnedRwLockWriteGuard<()>),
+    Beside(#[allow(dead_code)] OwnedRwLockReadGuard<()>),
+}
+
+/// The state that the two lanes of a worker share.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    /// Locked for reading from the start of an exchange until its jobs are in flight. Locked for writing while the
+    /// first lane asks which jobs the worker holds: an exchange under way could change the answer.
+    under_way: Arc<RwLock<()>>,
+    /// Whether the second lane has lost an answer. The first lane then asks which jobs the worker holds.
+    pub(crate) second_lost_an_answer: AtomicBool,
+    /// Whether the first lane has lost an answer and has not asked yet. Until then the second lane must not claim: if a
+    /// queue were claimed again, the repeated report would free it.
+    pub(crate) first_lost_an_answer: AtomicBool,
+    /// Transactions whose commit was sent and not answered; only behind a pooler.
+    committing: Mutex<HashSet<i64>>,
+    /// Jobs that were reported without an answer. If the next report of them is rejected, the first one may have been
+    /// recorded.
+    in_doubt: Mutex<HashSet<i64>>,
+    tasks: Mutex<Arc<KnownTasks>>,
+    /// Whether the database has no encoding (`SQL_ASCII`) and contains a text that is not UTF-8: see
+    /// `allow_invalid_utf8.sql`.
+    has_invalid_utf8: AtomicBool,
+    /// Whether an error or payload had characters that the database's encoding lacks. Both are then written in ASCII.
+    writes_ascii: AtomicBool,
+}
+
+/// The ids of the worker's tasks.
+#[derive(Clone, Default)]
+struct KnownTasks {
+    /// All names ever loaded, because a job may have been claimed before its task was removed.
+    names: HashMap<i32, Arc<str>>,
+    /// The tasks whose jobs the worker claims.
+    ids: Vec<i32>,
+}
+
+impl Lanes {
+    /// Begins an exchange. Waits while the first lane asks which jobs the worker holds. The guard must be held until
+    /// the jobs of the reply are in flight.
+    pub(crate) async fn begin(&self) -> OwnedRwLockReadGuard<()> {
+        self.under_way.clone().read_owned().await
+    }
+
+    /// Whether to retry an exchange that failed with this error, because a text could not be converted between UTF-8
+    /// and the database's encoding. From now on, such texts are read or written in another way.
+    fn adapt_to_encoding(&self, error: &Error) -> bool {
+        let is_first = |flag: &AtomicBool| !flag.swap(true, Ordering::AcqRel);
+        (error.has_code(&["22021"]) && is_first(&self.has_invalid_utf8))
+            || (error.has_code(&["22P05"]) && is_first(&self.writes_ascii))
+    }
+
+    fn committing(&self) -> MutexGuard<'_, HashSet<i64>> {
+        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_doubt(&self) -> MutexGuard<'_, HashSet<i64>> {
+        self.in_doubt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that no answer to this report arrived.
+    fn doubt(&self, report: &Report) {
+        self.in_doubt().extend(report.ended.iter().map(|ended| ended.job.id));
+    }
+
+    fn tasks(&self) -> Arc<KnownTasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_tasks(&self, tasks: KnownTasks) {
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
+    }
+}
+
+/// One lane: a connection that only this worker uses. If it is lost, the worker reconnects, for as long as it takes.
+pub(crate) struct Exchange {
+    pub(super) session: Session,
+    pub(super) answer_timeout: Duration,
+    pub(super) connection: Option<PgConnection>,
+    pub(super) statements: Arc<Statements>,
+    pub(super) shared: Arc<Shared>,
+    lanes: Arc<Lanes>,
+    /// The worker's tasks, and when to reload their ids.
+    tasks: Vec<Arc<str>>,
+    load_tasks_at: Instant,
+    /// When to try again to add missing task names, which an open transaction may be adding.
+    ensure_at: Instant,
+    jobs_wait: bool,
+    /// Whether the answer to an exchange is missing, so that the worker may hold jobs that it does not know.
+    uncertain: bool,
+}
+
+impl Exchange {
+    /// Opens a connection for the first lane before the lane exists, while the schema is migrated. Returns it, and
+    /// whether it goes through a pooler.
+    pub(crate) async fn connect_ahead(session: &Session, worker_id: &str) -> Result<(PgConnection, bool), Error> {
+        let mut session = session_of_first_lane(session, worker_id);
+        let connected = session.connect_and_detect().await;
+        let connection = connected.context(|| format!("connect to {}", session.config().server()))?;
+        Ok((connection, session.is_pooled()))
+    }
+
+    /// Opens the first lane, on the connection of `connect_ahead`, if that still works.
+    pub(crate) async fn open(
+        connected_ahead: Option<PgConnection>,
+        session: &Session,
+        statements: Arc<Statements>,
+        shared: Arc<Shared>,
+        tasks: Vec<Arc<str>>,
+        answer_timeout: Duration,
+    ) -> Result<Exchange, Error> {
+        let mut exchange = Exchange {
+            session: session_of_first_lane(session, &shared.worker_id),
+            answer_timeout,
+            connection: None,
+            statements,
+            shared,
+            lanes: Arc::default(),
+            tasks,
+            load_tasks_at: Instant::now(),
+            ensure_at: Instant::now(),
+            jobs_wait: false,
+            uncertain: false,
+        };
+        if let Some(mut connection) = connected_ahead
+            && exchange.load_task_ids(&mut connection).await.is_ok()
+        {
+            exchange.connection = Some(connection);
+            return Ok(exchange);
+        }
+        let mut connection = exchange.connect().await?;
+        exchange.load_task_ids(&mut connection).await?;
+        exchange.connection = Some(connection);
+        Ok(exchange)
+    }
+
+    /// Creates the second lane, which connects on first use.
+    pub(crate) fn second_lane(&self) -> Exchange {
+        let name = connection_name(&self.shared.worker_id, Lane::Second);
+        Exchange {
+            session: self.session.clone().named(&name),
+            answer_timeout: self.answer_timeout,
+            connection: None,
+            statements: self.statements.clone(),
+            shared: self.shared.clone(),
+            lanes: self.lanes.clone(),
+            tasks: Vec::new(),
+            load_tasks_at: self.load_tasks_at,
+            ensure_at: self.ensure_at,
+            jobs_wait: false,
+            uncertain: false,
+        }
+    }
+
+    pub(crate) fn lanes(&self) -> Arc<Lanes> {
+        self.lanes.clone()
+    }
+
+    async fn connect(&mut self) -> Result<PgConnection, Error> {
+        let context = || "connect to the database".to_owned();
+        let has_invalid_utf8 = self.lanes.has_invalid_utf8.load(Ordering::Acquire);
+        if has_invalid_utf8 && self.session.is_pooled() {
+            self.session.set_preamble(self.statements.allow_invalid_utf8_in_transaction.sql());
+        }
+        let mut connection = self.session.connect().await.context(context)?;
+        if has_invalid_utf8 && !self.session.is_pooled() {
+            let statement = self.statements.allow_invalid_utf8.sql();
+            sqlx::raw_sql(statement).execute(&mut connection).await.context(context)?;
+        }
+        Ok(connection)
+    }
+
+    /// Loads the ids of the worker's tasks. Adds names that do not exist, unless an open transaction is adding them:
+    /// then they have no jobs yet, and the worker looks them up again before each claim.
+    async fn load_task_ids(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
+        let context = || "look up the tasks".to_owned();
+        let names: Vec<String> = self.tasks.iter().map(|identifier| identifier.to_string()).collect();
+        let mut rows = self.task_ids(connection, &names).await.context(context)?;
+        if rows.len() < names.len() && self.ensure_at <= Instant::now() {
+            self.ensure_at = Instant::now() + TASK_ID_REFRESH_INTERVAL;
+            self.ensure_tasks(connection, &names).await?;
+            rows = self.task_ids(connection, &names).await.context(context)?;
+        }
+        let mut tasks = KnownTasks { ids: Vec::new(), ..(*self.lanes.tasks()).clone() };
+        for row in &rows {
+            let identifier: &str = row.try_get("identifier").context(context)?;
+            self.jobs_wait = row.try_get("jobs_wait").context(context)?;
+            if let Some(known) = self.tasks.iter().find(|known| &***known == identifier) {
+                let id = row.try_get("id").context(context)?;
+                tasks.names.insert(id, known.clone());
+                tasks.ids.push(id);
+            }
+        }
+        self.lanes.set_tasks(tasks);
+        let are_all_known = rows.len() == names.len();
+        self.load_tasks_at = Instant::now() + if are_all_known { TASK_ID_REFRESH_INTERVAL } else { Duration::ZERO };
+        Ok(())
+    }
+
+    /// Adds the tasks that do not exist, without waiting for a transaction that is adding them.
+    async fn ensure_tasks(&self, connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
+        let context = || "add the tasks".to_owned();
+        let mut transaction = self.session.begin(connection).await.context(context)?;
+        sqlx::raw_sql(ENSURE_TASKS_LOCK_TIMEOUT).execute(&mut *transaction).await.context(context)?;
+        let query = self.statements.ensure_tasks.query().persistent(false).bind(names);
+        let added = query.execute(&mut *transaction).await.context(context);
+        let ended =
+            if added.is_ok() { session::commit(transaction).await } else { session::rollback(transaction).await };
+        ended.context(context)?;
+        match added {
+            Err(error) if error.is_lock_timeout() => {
+                debug!(
+                    label = "worker",
+                    "an open transaction is adding a task of this worker: continuing without it for now"
+                );
+                Ok(())
+            }
+            added => added.map(drop),
+        }
+    }
+
+    /// Changes the worker's tasks: stops claiming jobs of removed tasks, and looks up new ones.
+    pub(crate) fn set_tasks(&mut self, identifiers: Vec<Arc<str>>) {
+        let mut tasks = (*self.lanes.tasks()).clone();
+        tasks.ids.retain(|id| tasks.names.get(id).is_some_and(|name| identifiers.contains(name)));
+        self.lanes.set_tasks(tasks);
+        self.tasks = identifiers;
+        self.ensure_at = Instant::now();
+        self.reload_task_ids();
+    }
+
+    /// Reloads the ids before the next claim. They may have changed: an unused name may be deleted, and has another id
+    /// when it is added again.
+    pub(crate) fn reload_task_ids(&mut self) {
+        self.load_tasks_at = Instant::now();
+    }
+
+    async fn task_ids(&self, connection: &mut PgConnection, names: &[String]) -> sqlx::Result<Vec<PgRow>> {
+        let query = self.statements.task_ids.query().persistent(false).bind(names);
+        self.session.fetch_all(connection, query).await
+    }
+
+    /// Whether any job was waiting when the task ids were last loaded.
+    pub(crate) fn jobs_wait(&self) -> bool {
+        self.jobs_wait
+    }
+
+    /// Reports and claims. Retries until the database answers, however long that takes. Returns only errors that a
+    /// retry cannot fix.
+    pub(crate) async fn exchange(&mut self, report: &Report, request: &ClaimRequest) -> Result<Reply, Error> {
+        let mut pauses = RECONNECT_PAUSES;
+        let mut is_lost = false;
+        loop {
+            let patience = self.patience();
+            let attempt = tokio::time::timeout(patience, self.try_exchange(report, request)).await;
+            let error = match attempt {
+                Ok(Ok(reply)) => {
+                    if is_lost {
+                        info!(label = "worker", worker_id = &*self.shared.worker_id, "the database is back");
+                    }
+                    return Ok(reply);
+                }
+                Ok(Err(error)) if error.is_contention() => {
+                    debug!(
+                        label = "worker",
+                        error = error.to_string_with_sources(),
+                        "conflict with another transaction; retrying"
+                    );
+                    continue;
+                }
+                Ok(Err(error)) if self.lanes.adapt_to_encoding(&error) => {
+                    debug!(
+                        label = "worker",
+                        error = error.to_string_with_sources(),
+                        "a text cannot be converted to or from the encoding of the database; retrying in another way"
+                    );
+                    continue;
+                }
+                Ok(Err(error)) if !error.is_retryable() && !error.is_login_rejected() => return Err(error),
+                Ok(Err(error)) => error.to_string_with_sources(),
+                Err(_) => Error::NoAnswer { after: patience }.to_string(),
+            };
+            self.lanes.first_lost_an_answer.store(true, Ordering::Release);
+            self.lanes.doubt(report);
+            self.shared.hooks.emit(FetchError, || self.shared.event(Some(error.clone()))).await;
+            if !is_lost {
+                warn!(
+                    label = "worker",
+                    worker_id = &*self.shared.worker_id,
+                    error,
+                    "lost the database: retrying until it is back"
+                );
+                is_lost = true;
+            }
+            tokio::time::sleep(pauses.next()).await;
+        }
+    }
+
+    /// How long an exchange may take, including a reconnect if the connection is lost.
+    fn patience(&self) -> Duration {
+        let connecting = if self.connection.is_some() { Duration::ZERO } else { self.session.time_to_connect() };
+        self.answer_timeout + connecting
+    }
+
+    async fn try_exchange(&mut self, report: &Report, request: &ClaimRequest) -> Result<Reply, Error> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => {
+                // After a failover, another server may answer. It may lack claims that this worker knows, even if no
+                // exchange was under way.
+                self.uncertain = true;
+                self.connect().await?
+            }
+        };
+        if request.jobs > 0 && self.load_tasks_at <= Instant::now() {
+            self.load_task_ids(&mut connection).await?;
+        }
+        let lanes = self.lanes.clone();
+        // Uncertain until the answer arrives, also if this future is dropped before.
+        let first_is_lost = std::mem::replace(&mut self.uncertain, true);
+        let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
+        let mut held = None;
+        let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
+        let under_way = if first_is_lost || second_is_lost {
+            let alone = lanes.under_way.clone().write_owned().await;
+            second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
+            self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
+            let (mut jobs, queues) = self.held(&mut connection).await?;
+            jobs.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
+            held = Some((jobs, queues));
+            lanes.second_lost_an_answer.store(false, Ordering::Release);
+            LaneGuard::Alone(alone)
+        } else {
+            LaneGuard::Beside(lanes.begin().await)
+        };
+        // A lost exchange may have freed a queue and claimed its next job: do not free that queue again.
+        let taken: HashSet<Option<i32>> = held.iter().flat_map(|(jobs, _)| jobs).map(|job| job.job_queue_id).collect();
+        let free = report.free_queues.iter().copied().filter(|queue| !taken.contains(&Some(*queue)));
+        let exchanged = self.exchange_over(connection, report, &free.collect::<Vec<_>>(), request).await;
+        if let Ok(answer) = &exchanged {
+            lanes.first_lost_an_answer.store(false, Ordering::Release);
+            self.warn_of_rejected(report, answer, first_is_lost || second_is_lost);
+        }
+        // The held jobs are not in flight yet, so the next attempt has to ask for them again.
+        self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost);
+        Ok(Reply { answer: exchanged?, held, under_way })
+    }
+
+    /// One attempt, for the second lane. If the answer is lost, the first lane finds out what happened.
+    pub(crate) async fn exchange_once(&mut self, report: &Report, request: &ClaimRequest) -> Result<Answer, Error> {
+        self.uncertain = false;
+        let patience = self.patience() / 4;
+        let exchanging = async {
+            let connection = match self.connection.take() {
+                Some(connection) => connection,
+                None => self.connect().await?,
+            };
+            self.uncertain = true;
+            self.exchange_over(connection, report, &[], request).await
+        };
+        // A quarter, because the first lane may have to wait for this exchange.
+        let in_time = tokio::time::timeout(patience, exchanging).await;
+        let answer = in_time.unwrap_or(Err(Error::NoAnswer { after: patience }));
+        match &answer {
+            Ok(answer) => self.warn_of_rejected(report, answer, false),
+            Err(_) => self.lanes.doubt(report),
+        }
+        answer
+    }
+
+    /// Warns of outcomes that were rejected because the jobs were taken from this worker. Does not warn after a lost
+    /// answer: the exchange before may have recorded them.
+    fn warn_of_rejected(&self, report: &Report, answer: &Answer, lost_an_answer: bool) {
+        let mut in_doubt = self.lanes.in_doubt();
+        if answer.rejected_jobs.is_empty() && in_doubt.is_empty() {
+            return;
+        }
+        let is_released = |ended: &Ended| matches!(ended.settlement, Settlement::Release { .. });
+        for ended in &report.ended {
+            let was_in_doubt = in_doubt.remove(&ended.job.id);
+            let is_rejected = answer.rejected_jobs.contains(&ended.job.id);
+            if !is_rejected || was_in_doubt || lost_an_answer || is_released(ended) {
+                continue;
+            }
+            warn!(
+                label = "job",
+                worker_id = &*self.shared.worker_id,
+                job_id = ended.job.id,
+                task_identifier = &*ended.job.task_identifier,
+                "outcome rejected: the job was taken from this worker while it ran (recovered, unlocked or deleted), \
+                 and may run again elsewhere"
+            );
+        }
+    }
+
+    async fn exchange_over(
+        &mut self,
+        mut connection: PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let started = Instant::now();
+        let result = if self.session.is_pooled() {
+            self.report_and_claim_behind_a_pooler(&mut connection, report, free_queues, request).await
+        } else {
+            self.report_and_claim(&mut connection, report, free_queues, request).await
+        };
+        // A conflict is an answer too: the server has rolled the exchange back.
+        if result.as_ref().err().is_none_or(Error::is_contention) {
+            self.uncertain = false;
+            self.connection = Some(connection);
+        }
+        Ok(Answer { took: started.elapsed(), ..result? })
+    }
+
+    /// Behind a pooler, the worker cannot terminate an abandoned connection, and the server may still execute its
+    /// statement. So the exchange is an explicit transaction, which takes effect only if the worker commits it. If the
+    /// commit is not answered, the worker looks up its outcome by the transaction id.
+    async fn report_and_claim_behind_a_pooler(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let context = || "exchange jobs with the database".to_owned();
+        let mut transaction = self.session.begin(connection).await.context(context)?;
+        let exchanging = async {
+            let answer = self.report_and_claim(&mut transaction, report, free_queues, request).await?;
+            let query = sqlx::raw_sql(self.statements.current_transaction.sql());
+            let row = query.fetch_one(&mut *transaction).await;
+            Ok((answer, row.and_then(|row| row.try_get(0)).context(context)?))
+        };
+        let (answer, id): (Answer, i64) = match exchanging.await {
+            Ok(answered) => answered,
+            Err(error) => {
+                session::rollback(transaction).await.context(context)?;
+                return Err(error);
+            }
+        };
+        self.lanes.committing().insert(id);
+        let committed = session::commit(transaction).await;
+        if matches!(committed, Ok(()) | Err(sqlx::Error::Database(_))) {
+            self.lanes.committing().remove(&id);
+        }
+        committed.context(context)?;
+        Ok(answer)
+    }
+
+    async fn report_and_claim(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let context = || "exchange jobs with the database".to_owned();
+        let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
+        let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let unlocked = report.ended.iter().filter_map(|ended| Some((&*ended.job, ended.settlement.unlock()?)));
+        let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
+        let limit = i32::try_from(request.jobs).unwrap_or(i32::MAX);
+        let (task_ids, limits) = self.tasks_and_limits(request);
+        let writes_ascii = self.lanes.writes_ascii.load(Ordering::Acquire);
+        let (mut errors, mut payloads): (Vec<_>, Vec<_>) = unlocked
+            .iter()
+            .map(|(_, unlock)| (unlock.error.map(Cow::Borrowed), unlock.payload.map(Cow::Borrowed)))
+            .unzip();
+        if writes_ascii {
+            errors.iter_mut().flatten().for_each(|error| *error = ascii_text(error).into());
+            payloads.iter_mut().flatten().for_each(|payload| *payload = ascii_json(payload).into());
+        }
+        let rows = self
+            .statements
+            .exchange
+            .query()
+            .bind(&*self.shared.worker_id)
+            .bind(done)
+            .bind(done_at)
+            .bind(unlocked.iter().map(|(job, _)| job.id).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(job, _)| job.locked_at).collect::<Vec<_>>())
+            .bind(errors)
+            .bind(unlocked.iter().map(|(_, unlock)| seconds(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| time(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| attempts(unlock.attempts)).collect::<Vec<_>>())
+            .bind(payloads)
+            .bind(free_queues)
+            .bind(task_ids)
+            .bind(limit)
+            .bind(&request.flags.forbidden)
+            .bind(request.now)
+            .bind(unlocked.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
+            .bind(limits)
+            .bind(request.freshness)
+            .bind(unlocked.iter().map(|(_, unlock)| unlock.released.map(i32::from)).collect::<Vec<_>>())
+            .bind(CLAIM_BYTES)
+            .bind(&request.flags.accepted)
+            .bind(&request.flags.allowed)
+            .fetch_all(connection)
+            .await
+            .context(context)?;
+        self.answer(&rows).context(context)
+    }
+
+    /// The claimed jobs, and the last row, which is about the exchange itself.
+    fn answer(&self, rows: &[PgRow]) -> sqlx::Result<Answer> {
+        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound) };
+        Ok(Answer {
+            jobs: self.jobs(jobs)?,
+            blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+            blocked_queues: about.try_get("blocked_queues")?,
+            rejected_jobs: about.try_get("rejected_jobs")?,
+            contended: about.try_get("contended")?,
+            clock: about.try_get("clock")?,
+            took: Duration::ZERO,
+        })
+    }
+
+    async fn held(&self, connection: &mut PgConnection) -> Result<(Vec<Job>, Vec<i32>), Error> {
+        let context = || "look up the jobs and queues of this worker".to_owned();
+        let query = self.statements.held.query().persistent(false).bind(&*self.shared.worker_id);
+        let jobs = self.session.fetch_all(connection, query).await.context(context)?;
+        let query = self.statements.held_queues.query().persistent(false).bind(&*self.shared.worker_id);
+        let queues = self.session.fetch_all(connection, query).await.context(context)?;
+        let queues: sqlx::Result<Vec<i32>> = queues.iter().map(|row| row.try_get("id")).collect();
+        Ok((self.jobs(&jobs).context(context)?, queues.context(context)?))
+    }
+
+    /// Ends abandoned exchanges: the server may not have noticed that their connection is gone, and may still execute
+    /// them. Returns when they can no longer write anything.
+    async fn end_earlier_exchanges(
+        &self,
+        connection: &mut PgConnection,
+        of_first: bool,
+        of_second: bool,
+    ) -> Result<(), Error> {
+        let context = || "end an earlier exchange".to_owned();
+        let committing: Vec<i64> = self.lanes.committing().iter().copied().collect();
+        for transaction in committing {
+            let statement = &self.statements.transaction_status;
+            loop {
+                let query = statement.query().persistent(false).bind(transaction);
+                let row = self.session.fetch_one(connection, query).await;
+                let status: Result<Option<String>, Error> = row.and_then(|row| row.try_get(0)).context(context);
+                match status {
+                    Ok(status) if status.as_deref() == Some("in progress") => {}
+                    Ok(_) => break,
+                    // The id is in the future: this is another server after a failover, and the transaction was lost.
+                    Err(error) if error.has_code(&["22023"]) => break,
+                    Err(error) => return Err(error),
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            self.lanes.committing().remove(&transaction);
+        }
+        if self.session.is_pooled() {
+            // Behind a pooler, server connections belong to the pooler, and transactions without a commit have no
+            // effect.
+            return Ok(());
+        }
+        let lanes = [(Lane::First, of_first), (Lane::Second, of_second)].into_iter().filter(|(_, lost)| *lost);
+        let names: Vec<String> = lanes.map(|(lane, _)| connection_name(&self.shared.worker_id, lane)).collect();
+        loop {
+            let left: i64 = self
+                .statements
+                .terminate_earlier_connections
+                .query_scalar()
+                .persistent(false)
+                .bind(&names)
+                .fetch_one(&mut *connection)
+                .await
+                .context(context)?;
+            if left == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The tasks that may run more jobs and, if any task has a limit, how many more jobs of each.
+    fn tasks_and_limits(&self, request: &ClaimRequest) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
+        let tasks = self.lanes.tasks();
+        if request.limits.is_empty() {
+            return (tasks.ids.clone(), None);
+        }
+        let limit = |id: &i32| request.limits.get(tasks.names.get(id)?).copied();
+        let with_limits = tasks.ids.iter().map(|id| (*id, limit(id)));
+        let (ids, limits) = with_limits
+            .filter(|(_, limit)| *limit != Some(0))
+            .map(|(id, limit)| (id, limit.map(|limit| i32::try_from(limit).unwrap_or(i32::MAX))))
+            .unzip();
+        (ids, Some(limits))
+    }
+
+    fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
+        let tasks = self.lanes.tasks();
+        let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
+            let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
+            rows::job(row, Some(identifier.clone())).map(Some)
+        };
+        rows.iter().filter_map(|row| known(row).transpose()).collect()
+    }
+
+    /// Whether this worker may hold jobs that it does not know.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.uncertain || self.lanes.second_lost_an_answer.load(Ordering::Acquire)
+    }
+
+    /// How long until the next job is due; `Duration::MAX` if there is none. Skips jobs that were due at `claimed`, the
+    /// time of the last claim. Returns `None` if the query fails; the next exchange will report the problem.
+    pub(crate) async fn next_due(
+        &mut self,
+        claimed: Option<DateTime<Utc>>,
+        now: Option<DateTime<Utc>>,
+    ) -> Option<Duration> {
+        let mut connection = self.connection.take()?;
+        let from = claimed.map(|claimed| claimed + TimeDelta::microseconds(1));
+        let query = self.statements.next_run_at.query().bind(self.lanes.tasks().ids.clone()).bind(from).bind(now);
+        let query = self.session.fetch_one(&mut connection, query);
+        let row = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await.ok()?.ok()?;
+        self.connection = Some(connection);
+        let seconds: Option<f64> = row.try_get("seconds").ok()?;
+        let wait = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        Some(wait.unwrap_or(Duration::MAX))
+    }
+
+    /// Whether all task ids are known and need no reload, so that a poll can replace an exchange.
+    pub(crate) fn has_all_task_ids(&self) -> bool {
+        self.load_tasks_at > Instant::now()
+    }
+
+    pub(crate) async fn close(self) {
+        if let Some(connection) = self.connection {
+            let _ = connection.close().await;
+        }
+    }
+}
+
+/// The session has a unique application name, so that a new connection can find and terminate the previous one.
+fn session_of_first_lane(session: &Session, worker_id: &str) -> Session {
+    session.clone().named(&connection_name(worker_id, Lane::First)).with(&[LOCK_TIMEOUT])
+}
+
+fn connection_name(worker_id: &str, lane: Lane) -> String {
+    match lane {
+        Lane::First => format!("graphile_worker {worker_id}"),
+        Lane::Second => format!("graphile_worker {worker_id} 2"),
+    }
+}
+
+/// The text with its non-ASCII characters as `\u{…}`.
+fn ascii_text(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut ascii, character| {
+        if character.is_ascii() {
+            ascii.push(character);
+        } else {
+            ascii.extend(character.escape_unicode());
+        }
+        ascii
+    })
+}
+
+/// The same JSON with its non-ASCII characters as `\uXXXX`. They occur only in strings.
+fn ascii_json(json: &str) -> String {
+    json.chars().fold(String::with_capacity(json.len()), |mut ascii, character| {
+        if character.is_ascii() {
+            ascii.push(character);
+        } else {
+            character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| ascii.push_str(&format!("\\u{unit:04x}")));
+        }
+        ascii
+    })
+}
+
+fn seconds(run_at: NextRun) -> Option<f64> {
+    match run_at {
+        NextRun::After(wait) => Some(wait.min(LATEST_RUN).as_secs_f64()),
+        _ => None,
+    }
+}
+
+fn time(run_at: NextRun) -> Option<DateTime<Utc>> {
+    match run_at {
+        // Within the range of PostgreSQL's timestamps.
+        NextRun::At(time) => Some(time.clamp(DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + LATEST_RUN * 80)),
+        _ => None,
+    }
+}
+
+fn attempts(attempts: Attempts) -> i32 {
+    match attempts {
+        Attempts::Refund => -1,
+        Attempts::Charge => 0,
+        Attempts::Exhaust => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_that_an_encoding_lacks_are_written_in_ascii() {
+        assert_eq!(ascii_text("a \u{1F980}"), "a \\u{1f980}");
+        let json = "{\"h\u{e9}\": \"\u{1F980}\"}";
+        assert_eq!(ascii_json(json), r#"{"h\u00e9": "\ud83e\udd80"}"#);
+        let value = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("JSON");
+        assert_eq!(value(&ascii_json(json)), value(json));
+    }
+}

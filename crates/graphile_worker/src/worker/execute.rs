@@ -1,0 +1,98 @@
+//! Executing a job: decodes the payload, calls the handler, catches panics and enforces the timeout. Returns an
+//! outcome; does not touch the database. `settle` decides what the outcome means for the job.
+
+use crate::context::WorkerContext;
+use crate::error::panic_message;
+use crate::hooks::HookResult;
+use crate::task::{Retry, Task, TaskError, TaskOutcome, TaskResult};
+use futures_util::FutureExt;
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+/// How a run of a job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Done, and already recorded by the handler's own transaction.
+    CompletedByHandler,
+    Snoozed(TaskOutcome),
+    /// The run ended through no fault of the job: it is released, and the attempt does not count.
+    Released,
+    Failed {
+        error: TaskError,
+        /// The payload of the items of a batch that still have to run.
+        remaining: Option<String>,
+    },
+}
+
+impl Outcome {
+    /// Why the job failed, if it did.
+    pub(crate) fn error(&self) -> Option<&str> {
+        match self {
+            Outcome::Failed { error, .. } => Some(&error.message),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Outcome {
+        outcome(panicked(panic).into(), false)
+    }
+
+    /// The outcome that a hook decided on.
+    pub(crate) fn from_hook(decision: HookResult) -> Outcome {
+        match decision {
+            HookResult::Continue | HookResult::Skip => Outcome::Done,
+            HookResult::Fail(reason) => Outcome::Failed { error: TaskError::new(reason), remaining: None },
+        }
+    }
+}
+
+/// Runs a job until it ends, panics or times out.
+pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
+    if !ctx.job().is_utf8 {
+        let message = "the payload is not valid UTF-8: correct it in the database, then retry the job";
+        return Outcome::Failed { error: TaskError::new(message), remaining: None };
+    }
+    // In an async block, because the handler may also panic while it creates its future.
+    let running = AssertUnwindSafe(async { (task.run)(ctx.clone()).await }).catch_unwind();
+    let ended = match task.options.timeout {
+        None => running.await,
+        Some(timeout) => {
+            let mut running = std::pin::pin!(running);
+            tokio::select! {
+                biased;
+                ended = &mut running => ended,
+                () = ctx.has_run_for(timeout) => {
+                    ctx.request_end();
+                    let ended = tokio::time::timeout(task.cancel_grace, running).await;
+                    let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
+                    Ok(timed_out(timeout, &last_output.unwrap_or_default()).into())
+                }
+            }
+        }
+    };
+    outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), ctx.completed_by_handler())
+}
+
+fn outcome(answer: TaskResult, completed_by_handler: bool) -> Outcome {
+    match answer.result {
+        _ if completed_by_handler => Outcome::CompletedByHandler,
+        _ if answer.is_released => Outcome::Released,
+        Ok(TaskOutcome::Done) => Outcome::Done,
+        Ok(snooze) => Outcome::Snoozed(snooze),
+        Err(error) => Outcome::Failed { error, remaining: answer.remaining },
+    }
+}
+
+fn timed_out(timeout: Duration, last_output: &str) -> Result<TaskOutcome, TaskError> {
+    let message = match last_output {
+        "" => format!("timed out after {timeout:?}"),
+        _ => format!("timed out after {timeout:?}:\n{last_output}"),
+    };
+    Err(TaskError { message, retry: Retry::Backoff })
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Result<TaskOutcome, TaskError> {
+    Err(TaskError { message: format!("panicked: {}", panic_message(panic)), retry: Retry::Backoff })
+}

@@ -1,0 +1,144 @@
+//! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
+//! releases locks that are older than 4 hours, checks whether a newer release changes the schema, and warns of rows
+//! that stay locked.
+//!
+//! Recovery of dead workers is not here: see `recovery`.
+
+use super::exchange::Exchange;
+use super::inflight::Inflight;
+use super::listener::{Listener, ShutdownNotice};
+use crate::retry::jittered;
+use crate::schema::upgrade::notice_in_ledgers;
+use sqlx::Row;
+use std::time::{Duration, Instant};
+use tracing::{debug, info, warn};
+
+/// How often an idle worker releases locks that are older than 4 hours.
+const STALE_LOCKS_INTERVAL: Duration = Duration::from_secs(10 * 60);
+
+/// How often a worker checks for jobs that have run so long that their locks need refreshing.
+const FRESH_LOCKS_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
+/// How often a worker that polls checks whether a newer release changes the schema.
+const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
+
+/// When each kind of maintenance is due.
+pub(super) struct Maintenance {
+    keep_locks_fresh_after: Duration,
+    fresh_locks_at: Instant,
+    stale_locks_at: Instant,
+    ledgers_at: Instant,
+    has_warned_of_blocked: bool,
+}
+
+impl Maintenance {
+    pub(super) fn new(keep_locks_fresh_after: Duration) -> Maintenance {
+        let now = Instant::now();
+        Maintenance {
+            keep_locks_fresh_after,
+            fresh_locks_at: now,
+            stale_locks_at: now,
+            ledgers_at: now + LEDGERS_INTERVAL,
+            has_warned_of_blocked: false,
+        }
+    }
+
+    /// Returns when fresh locks or, if `checks_schema`, a check of the schema is due.
+    pub(super) async fn is_due(&self, checks_schema: bool) {
+        let at = if checks_schema { self.fresh_locks_at.min(self.ledgers_at) } else { self.fresh_locks_at };
+        tokio::time::sleep_until(at.into()).await;
+    }
+
+    /// Refreshes the locks of long-running jobs, so that no worker releases them as older than 4 hours.
+    pub(super) async fn keep_locks_fresh(&mut self, exchange: &mut Exchange, inflight: &Inflight) {
+        if self.fresh_locks_at > Instant::now() {
+            return;
+        }
+        self.fresh_locks_at = Instant::now() + FRESH_LOCKS_INTERVAL.min(self.keep_locks_fresh_after);
+        exchange.keep_locks_fresh(inflight.running_for(self.keep_locks_fresh_after)).await;
+    }
+
+    /// Releases locks that are older than 4 hours.
+    pub(super) async fn release_stale_locks(&mut self, exchange: &mut Exchange) {
+        if self.stale_locks_at > Instant::now() {
+            return;
+        }
+        self.stale_locks_at = Instant::now() + jittered(STALE_LOCKS_INTERVAL);
+        exchange.release_stale_locks().await;
+    }
+
+    /// Checks whether a newer release changes the schema, if the worker polls or may have missed a notification.
+    pub(super) async fn check_schema(&mut self, exchange: &mut Exchange, listener: &Listener) {
+        let is_due = listener.is_poll_only() && self.ledgers_at <= Instant::now();
+        if !is_due && !listener.take_missed() {
+            return;
+        }
+        self.ledgers_at = Instant::now() + jittered(LEDGERS_INTERVAL);
+        if !exchange.check_ledgers(&listener.shutdown_notice).await {
+            listener.mark_missed();
+        }
+    }
+
+    /// Warns once if an open transaction keeps the rows of ended jobs locked. Most such locks last only as long as
+    /// another worker's claim.
+    pub(super) fn warn_of_blocked_rows(&mut self, is_blocked: bool, inflight: &Inflight, worker_id: &str) {
+        if !is_blocked {
+            self.has_warned_of_blocked = false;
+        } else if !self.has_warned_of_blocked && inflight.is_blocked_for_long() {
+            self.has_warned_of_blocked = true;
+            warn!(
+                label = "worker",
+                worker_id,
+                jobs = ?inflight.blocked(),
+                "another transaction has locked the rows of ended jobs: their outcomes are recorded when it ends"
+            );
+        }
+    }
+}
+
+impl Exchange {
+    /// Refreshes the locks of these jobs and queues.
+    async fn keep_locks_fresh(&mut self, (jobs, queues): (Vec<i64>, Vec<i32>)) {
+        let Some(connection) = self.connection.as_mut().filter(|_| !jobs.is_empty()) else { return };
+        let query = self.statements.keep_locks_fresh.query().persistent(false);
+        let query = query.bind(&*self.shared.worker_id).bind(jobs).bind(queues);
+        let keeping = self.session.fetch_all(connection, query);
+        match tokio::time::timeout(self.answer_timeout, keeping).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(label = "worker", %error, "could not refresh locks; retrying"),
+            // The answer may arrive when another one is expected.
+            Err(_) => self.connection = None,
+        }
+    }
+
+    /// Releases locks that are older than 4 hours, which workers that died without recovery have left.
+    async fn release_stale_locks(&mut self) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        let query = self.statements.clear_stale_locks.query().persistent(false);
+        let query = self.session.fetch_one(connection, query);
+        let Ok(released) = tokio::time::timeout(self.answer_timeout, query).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return;
+        };
+        let counts = released.and_then(|row| Ok((row.try_get::<i64, _>("jobs")?, row.try_get::<i64, _>("queues")?)));
+        if let Ok((jobs, queues)) = counts
+            && jobs + queues > 0
+        {
+            let worker_id = &*self.shared.worker_id;
+            info!(label = "worker", worker_id, jobs, queues, "released locks older than 4 hours");
+        }
+    }
+
+    /// Makes the worker stop if a newer release has changed the schema, or is about to. Returns false if the ledgers
+    /// could not be read.
+    async fn check_ledgers(&mut self, shutdown_notice: &ShutdownNotice) -> bool {
+        let Some(connection) = self.connection.as_mut() else { return false };
+        match notice_in_ledgers(connection, &self.statements).await {
+            Some(Some(notice)) => shutdown_notice.notify(notice),
+            Some(None) => {}
+            None => return false,
+        }
+        true
+    }
+}

@@ -1,0 +1,114 @@
+//! The data of an exchange: the report of ended jobs, the request for new ones, and the answer. `exchange` makes the
+//! round trip.
+
+use super::settle::Settlement;
+use crate::context::Shared;
+use crate::hooks::{JobComplete, JobEventContext};
+use crate::job::Job;
+use chrono::{DateTime, Utc};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A connection over which the worker exchanges jobs. The first lane handles everything; under load, the second one
+/// helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    First,
+    Second,
+}
+
+/// What the database has to record about the jobs that have ended in this worker.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) ended: Vec<Ended>,
+    /// Queues without any job in flight.
+    pub(crate) free_queues: Vec<i32>,
+}
+
+/// A job that has ended in this worker and is not recorded yet.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) job: Arc<Job>,
+    /// The number of the reply that delivered the job.
+    pub(crate) reply: u64,
+    pub(crate) settlement: Settlement,
+    /// How long it ran.
+    pub(crate) ran: Duration,
+    /// How many reports found its row locked.
+    pub(crate) tries: u8,
+}
+
+impl Report {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ended.is_empty() && self.free_queues.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
+        self.ended.iter().map(|ended| ended.job.id)
+    }
+}
+
+/// Which jobs to claim.
+pub(crate) struct ClaimRequest {
+    pub(crate) jobs: usize,
+    pub(crate) flags: FlagFilter,
+    /// How many more jobs of each limited task to claim.
+    pub(crate) limits: HashMap<Arc<str>, usize>,
+    pub(crate) now: Option<DateTime<Utc>>,
+    /// The maximum age of the worker's heartbeat in seconds, if recovery is on.
+    pub(crate) freshness: Option<f64>,
+}
+
+/// Which jobs a worker may run, by their flags; `None` if all may run.
+#[derive(Default)]
+pub(crate) struct FlagFilter {
+    pub(crate) forbidden: Option<Vec<String>>,
+    pub(crate) accepted: Option<Vec<String>>,
+    /// In the format of the `flags` column: an object with the value true for each flag.
+    pub(crate) allowed: Option<serde_json::Value>,
+}
+
+impl FlagFilter {
+    pub(crate) fn object(flags: &[String]) -> serde_json::Value {
+        flags.iter().map(|flag| (flag.clone(), true.into())).collect::<serde_json::Map<_, _>>().into()
+    }
+}
+
+/// The database's answer to an exchange.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) jobs: Vec<Job>,
+    /// Reported jobs, and queues to free, that were not written because another transaction has locked their rows.
+    pub(crate) blocked_jobs: HashSet<i64>,
+    pub(crate) blocked_queues: Vec<i32>,
+    /// Reported jobs that were not written because this worker no longer holds them.
+    pub(crate) rejected_jobs: Vec<i64>,
+    /// Whether due jobs were left because others had locked them, or because their payloads were too large for one
+    /// claim.
+    pub(crate) contended: bool,
+    /// The time of the claim.
+    pub(crate) clock: Option<DateTime<Utc>>,
+    pub(crate) took: Duration,
+}
+
+impl Shared {
+    /// The hook context of a job that has ended.
+    pub(super) fn job_ended(&self, job: &Arc<Job>, duration: Duration, settlement: &Settlement) -> JobEventContext {
+        let will_retry = matches!(settlement, Settlement::Retry { .. });
+        JobEventContext { will_retry, ..self.job_event(job, duration, settlement.error().map(str::to_owned)) }
+    }
+
+    /// Emits `JobComplete` for the jobs whose outcome is recorded.
+    pub(super) async fn emit_completed(&self, report: Report) {
+        if !self.hooks.has::<JobComplete>() {
+            return;
+        }
+        for Ended { job, ran, settlement, .. } in report.ended {
+            if settlement.has_run() {
+                self.hooks.emit(JobComplete, || self.job_ended(&job, ran, &settlement)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! The run loop: maintain, exchange jobs with the database, receive the answer, wait. One loop talks to the database;
+//! one runner per slot runs jobs. Between them stands `inflight`, with the jobs that are claimed, running, or to be
+//! reported.
+//!
+//! Not here: `exchange` makes the round trip; `maintenance` has the timers and the housekeeping; `execute` runs one
+//! job; `settle` decides what its outcome means.
+
+use super::Worker;
+use super::exchange::{Exchange, Reply};
+use super::execute::{Outcome, execute};
+use super::inflight::{Inflight, Running};
+use super::listener::Listener;
+use super::maintenance::Maintenance;
+use super::report::{ClaimRequest, FlagFilter, Lane, Report};
+use super::second_lane::SecondLane;
+use super::settings::Settings;
+use super::settle::Settlement;
+use crate::Error;
+use crate::context::{Shared, WorkerContext};
+use crate::hooks::{
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
+};
+use crate::recovery::heartbeat::StartLease;
+use crate::task::Tasks;
+use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, error, info, info_span, warn};
+
+/// How long the last report may take, and how long after a second request to stop.
+const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+const HASTY_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The minimum interval between two queries for the next due time, unless the last answer has become due.
+const DUE_QUERY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long `run_once` keeps polling if other workers have locked the due jobs.
+const CONTENTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long aborted runners may take to end.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// When a run ends by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Never: the worker waits for more jobs.
+    Continuous,
+    /// When no job is left that could run now.
+    Drain,
+}
+
+/// One run of a worker under one id.
+pub(super) struct RunLoop<'w> {
+    worker: &'w Worker,
+    mode: Mode,
+    inflight: Arc<Inflight>,
+    exchange: Exchange,
+    listener: Listener,
+    maintenance: Maintenance,
+    tasks: watch::Receiver<Arc<Tasks>>,
+    runners: JoinSet<()>,
+    second_lane: JoinSet<()>,
+    stop_second_lane: CancellationToken,
+    declared_dead: CancellationToken,
+    /// Set once the worker is leaving: when running jobs are interrupted.
+    leave_at: Option<Instant>,
+    next_due: NextDue,
+    /// Since when all due jobs have been locked by other workers.
+    contended_since: Option<Instant>,
+}
+
+/// When the database was last asked for the next due time, and its answer.
+#[derive(Default)]
+struct NextDue {
+    asked_at: Option<Instant>,
+    due_at: Option<Instant>,
+}
+
+/// Whether the loop continues.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Continue,
+    Leave,
+}
+
+impl<'w> RunLoop<'w> {
+    pub(super) fn new(
+        worker: &'w Worker,
+        mut exchange: Exchange,
+        listener: Listener,
+        mode: Mode,
+        declared_dead: CancellationToken,
+        start_lease: Arc<StartLease>,
+    ) -> RunLoop<'w> {
+        let mut tasks = worker.tasks.subscribe();
+        exchange.set_tasks(tasks.borrow_and_update().keys().cloned().collect());
+        let Settings { concurrency, poll_interval, .. } = *worker.settings;
+        let inflight = Arc::new(Inflight::new(worker.tasks.subscribe(), concurrency, poll_interval, start_lease));
+        let mut runners = JoinSet::new();
+        for _ in 0..concurrency {
+            runners.spawn(run_jobs(inflight.clone(), worker.shared.clone()));
+        }
+        let helper = SecondLane {
+            exchange: exchange.second_lane(),
+            inflight: inflight.clone(),
+            settings: worker.settings.clone(),
+            shared: worker.shared.clone(),
+        };
+        let stop_second_lane = CancellationToken::new();
+        let mut second_lane = JoinSet::new();
+        second_lane.spawn(helper.run_until(stop_second_lane.clone()));
+        RunLoop {
+            worker,
+            mode,
+            inflight,
+            exchange,
+            listener,
+            maintenance: Maintenance::new(worker.settings.keep_locks_fresh_after),
+            tasks,
+            runners,
+            second_lane,
+            stop_second_lane,
+            declared_dead,
+            leave_at: None,
+            next_due: NextDue::default(),
+            contended_since: None,
+        }
+    }
+
+    /// Runs jobs until the worker leaves, then records or releases everything that is left.
+    pub(super) async fn run(mut self) -> Result<(), Error> {
+        let ended = self.run_until_done().await;
+        self.leave(ended).await
+    }
+
+    /// The loop. Ends when the worker was asked to stop and nothing is in flight, when the grace period is over, when
+    /// `run_once` finds no more jobs, or with a fatal error.
+    async fn run_until_done(&mut self) -> Result<(), Error> {
+        // Opening the exchange has already looked for jobs: if there are none, skip the exchange, whose planning takes
+        // longer than the rest of the run.
+        if self.mode == Mode::Drain && !self.exchange.jobs_wait() {
+            return Ok(());
+        }
+        loop {
+            self.maintain().await;
+            if self.is_done() {
+                return Ok(());
+            }
+            let Some(flags) = self.flags().await? else { continue };
+            let next = match self.begin_exchange(flags) {
+                Some((report, request)) => self.exchange(report, request).await?,
+                None => self.wait().await,
+            };
+            if next == Next::Leave {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Handles everything that is due besides jobs: locks, a newer schema, a request to stop, changed tasks.
+    async fn maintain(&mut self) {
+        self.maintenance.keep_locks_fresh(&mut self.exchange, &self.inflight).await;
+        if self.leave_at.is_none() {
+            self.maintenance.check_schema(&mut self.exchange, &self.listener).await;
+            if let Some(notice) = self.listener.shutdown_notice.notice() {
+                let reason = notice.reason.to_string();
+                warn!(
+                    label = "worker",
+                    worker_id = self.worker.worker_id(),
+                    reason,
+                    "a newer release changes the schema: stopping"
+                );
+                let _ = self.worker.exit_reason.set(reason);
+                self.worker.shutdown.leaving.cancel();
+            }
+            if self.worker.shutdown.leaving.is_cancelled() {
+                self.leave_at = Some(self.worker.begin_leaving(&self.inflight, &self.listener).await);
+            }
+        }
+        if self.tasks.has_changed().unwrap_or(false) {
+            self.exchange.set_tasks(self.tasks.borrow_and_update().keys().cloned().collect());
+            self.inflight.wake_claim();
+        }
+        if self.listener.take_tasks_changed() {
+            self.exchange.reload_task_ids();
+            self.inflight.wake_claim();
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.declared_dead.is_cancelled() || (self.leave_at.is_some() && self.inflight.is_empty())
+    }
+
+    /// Which jobs may run, by their flags; `None` if the worker was asked to stop meanwhile.
+    async fn flags(&self) -> Result<Option<FlagFilter>, Error> {
+        if self.leave_at.is_some() {
+            return Ok(Some(FlagFilter::default()));
+        }
+        tokio::select! {
+            flags = self.worker.settings.flags.current() => flags.map(Some),
+            () = self.worker.shutdown.leaving.cancelled() => Ok(None),
+        }
+    }
+
+    /// Prepares the next report and claim, if there is anything to report or a claim is due.
+    fn begin_exchange(&self, flags: FlagFilter) -> Option<(Report, ClaimRequest)> {
+        let limits = self.inflight.limits();
+        let (report, jobs) = self.inflight.begin(Lane::First, !limits.is_empty())?;
+        let freshness = self.worker.settings.recovery.freshness();
+        Some((report, ClaimRequest { jobs, flags, limits, now: self.now(), freshness }))
+    }
+
+    /// Makes one round trip, and handles its answer.
+    async fn exchange(&mut self, report: Report, request: ClaimRequest) -> Result<Next, Error> {
+        let shared = &self.worker.shared;
+        if request.jobs > 0 {
+            shared.hooks.emit(FetchStart, || shared.event(None)).await;
+        }
+        let reply = match self.round_trip(&report, &request).await {
+            Ok(Some(reply)) => reply,
+            ended => {
+                self.inflight.not_written(Lane::First, report);
+                return ended.map(|_| Next::Leave);
+            }
+        };
+        self.receive(report, request, reply).await
+    }
+
+    /// Exchanges, unless the worker has to leave before the database answers.
+    async fn round_trip(&mut self, report: &Report, request: &ClaimRequest) -> Result<Option<Reply>, Error> {
+        let RunLoop { worker, exchange, inflight, listener, declared_dead, leave_at, .. } = self;
+        let shutdown = &worker.shutdown;
+        let mut exchanging = std::pin::pin!(exchange.exchange(report, request));
+        loop {
+            tokio::select! {
+                reply = &mut exchanging => return reply.map(Some),
+                () = shutdown.leaving.cancelled(), if leave_at.is_none() => {
+                    *leave_at = Some(worker.begin_leaving(inflight, listener).await);
+                }
+                () = shutdown.grace_period_over(*leave_at, worker.settings.shutdown_grace_period) => return Ok(None),
+                () = declared_dead.cancelled() => return Ok(None),
+            }
+        }
+    }
+
+    /// Takes in the claimed jobs, emits the hooks of the recorded ones, and plans the next claim.
+    async fn receive(&mut self, report: Report, request: ClaimRequest, reply: Reply) -> Result<Next, Error> {
+        let (claimed, contended, clock) = (reply.answer.jobs.len(), reply.answer.contended, reply.answer.clock);
+        self.inflight.record_round_trip(reply.answer.took);
+        let recorded = self.take_in(report, reply);
+        if claimed > 0 {
+            // Lets the runners start the jobs before this loop queries the database again.
+            tokio::task::yield_now().await;
+        }
+        let shared = &self.worker.shared;
+        shared.emit_completed(recorded).await;
+        if self.leave_at.is_some() {
+            // Jobs that arrived after the worker was asked to stop.
+            self.inflight.close();
+            return Ok(Next::Continue);
+        }
+        if claimed == 0 && request.jobs > 0 {
+            shared.hooks.emit(FetchEmpty, || shared.event(None)).await;
+            if self.is_drained(contended) {
+                return Ok(Next::Leave);
+            }
+        }
+        if request.jobs > claimed && !contended {
+            self.contended_since = None;
+            self.claim_when_due(clock, request.now).await;
+        }
+        Ok(Next::Continue)
+    }
+
+    /// Puts the claimed jobs in flight. Returns the report without the jobs that were not recorded.
+    fn take_in(&mut self, report: Report, Reply { answer, held, under_way }: Reply) -> Report {
+        if let Some((jobs, queues)) = held {
+            self.inflight.reconcile(jobs, &queues);
+        }
+        let is_blocked = !answer.blocked_jobs.is_empty();
+        let recorded = self.inflight.receive(Lane::First, report, answer);
+        self.maintenance.warn_of_blocked_rows(is_blocked, &self.inflight, self.worker.worker_id());
+        drop(under_way);
+        recorded
+    }
+
+    /// Whether `run_once` is done, after a claim that has brought nothing.
+    fn is_drained(&mut self, contended: bool) -> bool {
+        self.mode == Mode::Drain
+            && self.inflight.is_empty()
+            && (!contended || self.contended_since.get_or_insert_with(Instant::now).elapsed() >= CONTENTION_TIMEOUT)
+    }
+
+    /// Waits until an exchange or maintenance is due, or until the worker has to leave.
+    async fn wait(&mut self) -> Next {
+        let is_leaving = self.leave_at.is_some();
+        if !is_leaving {
+            self.maintenance.release_stale_locks(&mut self.exchange).await;
+        }
+        let shutdown = &self.worker.shutdown;
+        tokio::select! {
+            () = self.inflight.exchange_due.notified() => {
+                if self.mode == Mode::Drain {
+                    self.inflight.wake_claim();
+                }
+            }
+            () = self.listener.wait() => self.inflight.wake_claim(),
+            () = sleep_until(self.inflight.next_exchange_at()) => self.poll_if_idle().await,
+            () = has_changed(&self.tasks) => {}
+            () = self.maintenance.is_due(self.listener.is_poll_only() && !is_leaving) => {}
+            () = shutdown.leaving.cancelled(), if !is_leaving => {}
+            () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
+            () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,
+            () = self.declared_dead.cancelled() => return Next::Leave,
+        }
+        Next::Continue
+    }
+
+    /// Plans the next claim if no more jobs are due: when the next job is due, and at the latest after the poll
+    /// interval.
+    async fn claim_when_due(&mut self, claimed_at: Option<DateTime<Utc>>, now: Option<DateTime<Utc>>) {
+        if !self.inflight.has_free_slots() {
+            return;
+        }
+        let here = Instant::now();
+        let NextDue { asked_at, due_at } = self.next_due;
+        let was_asked = asked_at.is_some_and(|asked| asked.elapsed() < DUE_QUERY_INTERVAL);
+        if was_asked && due_at.is_none_or(|due| due > here) {
+            // Under load, with an exchange per millisecond, a recent answer is good enough.
+            let latest = here + DUE_QUERY_INTERVAL;
+            return self.inflight.claim_not_after(due_at.unwrap_or(latest).min(latest));
+        }
+        let Some(claimed_at) = claimed_at else { return };
+        let wait = self.exchange.next_due(Some(claimed_at), now).await;
+        let due_at = wait.and_then(|wait| Instant::now().checked_add(wait));
+        self.next_due = NextDue { asked_at: Some(here), due_at };
+        if let Some(due) = due_at {
+            self.inflight.claim_not_after(due);
+        }
+    }
+
+    /// Polls, if the worker is idle: runs a short query first, and claims only if a job is due. An exchange is a long
+    /// statement, which would fill the log of a server that logs all statements.
+    async fn poll_if_idle(&mut self) {
+        let is_idle = self.mode == Mode::Continuous && self.inflight.is_empty() && self.exchange.has_all_task_ids();
+        if !is_idle || !self.inflight.begin_poll() {
+            return;
+        }
+        let wait = self.exchange.next_due(None, self.now()).await.filter(|wait| !wait.is_zero());
+        self.inflight.end_poll(wait);
+        if wait.is_some() {
+            let shared = &self.worker.shared;
+            shared.hooks.emit(FetchStart, || shared.event(None)).await;
+            shared.hooks.emit(FetchEmpty, || shared.event(None)).await;
+        }
+    }
+
+    /// This machine's time, if its clock decides which jobs are due.
+    fn now(&self) -> Option<DateTime<Utc>> {
+        self.worker.settings.use_local_time.then(Utc::now)
+    }
+
+    /// Interrupts the jobs that are still running, records or releases everything in flight, and closes the
+    /// connections.
+    async fn leave(mut self, ended: Result<(), Error>) -> Result<(), Error> {
+        self.stop_runners().await;
+        for job in self.inflight.interrupt(self.worker.settings.interrupted_job_retry_delay) {
+            warn!(
+                label = "job",
+                worker_id = self.worker.worker_id(),
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                "job interrupted and released"
+            );
+        }
+        self.stop_second_lane().await;
+        let ended = match ended {
+            Ok(()) => self.last_report().await,
+            Err(error) => {
+                self.worker.emit_fatal_error(&error).await;
+                let _ = self.last_report().await;
+                Err(error)
+            }
+        };
+        self.exchange.close().await;
+        self.worker.stopped(ended).await
+    }
+
+    /// Stops the running handlers, then the programs and scripts. They must end before their jobs are released, because
+    /// the next job of a queue must not run at the same time as the program of the previous one.
+    async fn stop_runners(&mut self) {
+        self.inflight.close();
+        self.runners.abort_all();
+        // A runner in code that never yields cannot be stopped; the worker does not wait for it.
+        let stopped = async { while self.runners.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(ABORT_TIMEOUT, stopped).await;
+        if let Some(external) = &self.worker.external {
+            external.source.end_jobs(&self.worker.shutdown.insisted).await;
+        }
+    }
+
+    async fn stop_second_lane(&mut self) {
+        self.stop_second_lane.cancel();
+        let timeout = self.report_timeout();
+        let stopped = async { while self.second_lane.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(timeout, stopped).await;
+        self.second_lane.shutdown().await;
+    }
+
+    /// How long the database may take now that the worker leaves.
+    fn report_timeout(&self) -> Duration {
+        if self.worker.shutdown.insisted.is_cancelled() { HASTY_REPORT_TIMEOUT } else { LAST_REPORT_TIMEOUT }
+    }
+
+    /// Records the remaining outcomes. If the last exchange was cut off, it may have claimed jobs that this worker does
+    /// not know: the first answer lists them, and a second report releases them.
+    async fn last_report(&mut self) -> Result<(), Error> {
+        let timeout = self.report_timeout();
+        let request = ClaimRequest {
+            jobs: 0,
+            flags: FlagFilter::default(),
+            limits: HashMap::new(),
+            now: self.now(),
+            freshness: None,
+        };
+        let recorded = async {
+            while !self.inflight.is_empty() || self.exchange.is_uncertain() {
+                let begun = self.inflight.begin(Lane::First, false);
+                if begun.is_none() && !self.exchange.is_uncertain() {
+                    // Only rows that other transactions have locked are left.
+                    sleep_until(self.inflight.next_exchange_at()).await;
+                    continue;
+                }
+                let (report, _) = begun.unwrap_or_default();
+                let reply = self.exchange.exchange(&report, &request).await?;
+                self.take_in(report, reply);
+                self.inflight.close();
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(timeout, recorded).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::OutcomesNotWritten { worker_id: self.worker.worker_id().to_owned() }),
+        }
+    }
+}
+
+impl Worker {
+    /// Claims nothing more. Returns the time at which running jobs are interrupted.
+    async fn begin_leaving(&self, inflight: &Inflight, listener: &Listener) -> Instant {
+        info!(label = "worker", worker_id = self.worker_id(), "stopping: waiting for running jobs to finish");
+        inflight.close();
+        self.emit_shutdown().await;
+        let time_to_finish = listener.shutdown_notice.notice().map(|notice| notice.time_to_finish).unwrap_or_default();
+        Instant::now() + self.settings.shutdown_grace_period.max(time_to_finish)
+    }
+}
+
+/// A runner: one slot, which runs one job after the other.
+async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
+    while let Some(running) = inflight.next().await {
+        let started = Instant::now();
+        let span = info_span!(
+            "job",
+            label = "job",
+            worker_id = &*shared.worker_id,
+            task_identifier = &*running.job.task_identifier,
+            job_id = running.job.id
+        );
+        let outcome = AssertUnwindSafe(run_job(&running, &shared))
+            .catch_unwind()
+            .instrument(span.clone())
+            .await
+            // `execute` catches the panics of handlers, so this is a hook's.
+            .unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
+        let settlement = inflight.finished(&running, outcome);
+        span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
+        let emitted = emit_end(&running, &settlement, started.elapsed(), &shared);
+        if AssertUnwindSafe(emitted).catch_unwind().await.is_err() {
+            span.in_scope(|| error!("a hook panicked; the job's outcome is recorded anyway"));
+        }
+    }
+}
+
+async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
+    let hooks = &shared.hooks;
+    let job = &running.job;
+    hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
+    let began = Instant::now();
+    let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
+        HookResult::Continue => {
+            let ctx = WorkerContext::new(job.clone(), running.cancellation.clone(), shared.clone());
+            execute(&running.task, ctx).await
+        }
+        decision => Outcome::from_hook(decision),
+    };
+    if outcome == Outcome::Released {
+        return outcome;
+    }
+    let error = || outcome.error().map(str::to_owned);
+    let ran = began.elapsed();
+    match hooks.decide(AfterJobRun, || shared.job_event(job, ran, error())).await {
+        HookResult::Continue => outcome,
+        decision => Outcome::from_hook(decision),
+    }
+}
+
+async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, shared: &Shared) {
+    let hooks = &shared.hooks;
+    let event = || shared.job_ended(&running.job, ran, settlement);
+    match settlement {
+        Settlement::Release { .. } => {}
+        Settlement::Retry { .. } => hooks.emit(JobError, event).await,
+        Settlement::GiveUp { .. } => {
+            hooks.emit(JobError, event).await;
+            hooks.emit(JobFailed, event).await;
+        }
+        _ => hooks.emit(JobSuccess, event).await,
+    }
+}
+
+/// Logs how the handler has ended. The outcome is recorded later, with others. If the database rejects it, because the job was
+/// taken from this worker, a warning with the job follows (`warn_of_rejected` in `exchange`).
+fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
+    let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
+    let job = &running.job;
+    match settlement {
+        Settlement::Complete | Settlement::CompletedByHandler => info!(ms, "job completed"),
+        Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms, "job released"),
+        Settlement::Snooze { .. } => info!(ms, "job snoozed"),
+        Settlement::Retry { error, .. } => {
+            warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
+        }
+        Settlement::GiveUp { error, .. } => {
+            error!(ms, attempts = job.attempts, error, "job failed permanently");
+        }
+    }
+}
+
+/// Returns when the tasks have changed since they were last read here.
+async fn has_changed(tasks: &watch::Receiver<Arc<Tasks>>) {
+    if tasks.clone().changed().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Returns at that time; never returns if there is none.
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,235 @@
+//! An executable as a task's handler: the job goes in by standard input and environment, what it writes goes into the
+//! log, and its exit code is the answer.
+//!
+//! It may do anything: never read, never end, write without end, leave processes behind. None of that is to hurt the
+//! worker. Which files are executables is decided in `tasks_dir`.
+
+use crate::output::LastLines;
+use crate::process_group::{ProcessGroup, ProcessGroups, TERM_GRACE};
+use chrono::SecondsFormat;
+use graphile_worker::{
+    DatabaseConfig, Job, JobDefinition, TaskError, TaskOptions, TaskOutcome, TaskResult, WorkerContext,
+};
+use rustix::io::Errno;
+use std::io::{self, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{ChildStdin, Command};
+use tracing::warn;
+
+/// A run that takes longer has failed, unless the task's options say otherwise: as long as Node's worker gives it.
+const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+
+/// How long the output of a program that has exited may stay open: somebody it has started holds it.
+const OPEN_OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a program is tried to be started while the machine has no process, memory or file to spare, or somebody
+/// is just writing it.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+
+/// A task that runs the file.
+pub(crate) fn definition(
+    identifier: &str,
+    path: &Path,
+    process_groups: &ProcessGroups,
+    database: &DatabaseConfig,
+) -> JobDefinition {
+    let program =
+        Arc::new(Program { path: path.to_owned(), process_groups: process_groups.clone(), database: database.clone() });
+    let run = move |ctx: WorkerContext| {
+        let program = program.clone();
+        async move { program.run(ctx).await }
+    };
+    let options = TaskOptions::default().timeout(TIMEOUT);
+    JobDefinition::external(identifier, options, TERM_GRACE + Duration::from_secs(2), run)
+}
+
+struct Program {
+    path: PathBuf,
+    process_groups: ProcessGroups,
+    database: DatabaseConfig,
+}
+
+impl Program {
+    async fn run(&self, ctx: WorkerContext) -> TaskResult {
+        let mut started = match self.start(ctx.job()).await {
+            Ok(started) => started,
+            Err(error) => return Err(error).into(),
+        };
+        let mut feeding = std::pin::pin!(write_input(started.stdin(), ctx.job()));
+        let mut fed = false;
+        // Dropped before its input is: whoever reads is told to stop, and does not take half a payload for all of it.
+        let mut group = started;
+        let exited = loop {
+            tokio::select! {
+                exited = group.exited() => break exited,
+                () = ctx.timed_out() => return answer(Err(TaskError::new("told to stop")), &group.end().await),
+                () = &mut feeding, if !fed => fed = true,
+            }
+        };
+        let closed = tokio::select! {
+            () = group.output_closed() => true,
+            () = tokio::time::sleep(OPEN_OUTPUT_TIMEOUT) => false,
+            () = ctx.timed_out() => false,
+        };
+        let last_lines = if closed {
+            // Whatever it has left running has nothing to do with the job any more.
+            group.release()
+        } else {
+            warn!("the program has exited, and what it has started keeps its output open: told to stop");
+            group.end().await
+        };
+        answer(exited.map_err(TaskError::from).and_then(|status| ended(&status, &last_lines)), &last_lines)
+    }
+
+    /// Starts it; a while later where the machine cannot just now.
+    async fn start(&self, job: &Job) -> Result<ProcessGroup, TaskError> {
+        let began = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut command = self.command(Command::new(&self.path), job);
+        loop {
+            let error = match ProcessGroup::start(&mut command, &self.process_groups) {
+                Ok(group) => return Ok(group),
+                Err(error) => error,
+            };
+            if is_errno(&error, &[Errno::NOEXEC]) && is_text(&self.path) {
+                // A script whose first line names no interpreter is the shell's, as if it were typed into one.
+                let mut shell = Command::new("/bin/sh");
+                shell.arg(&self.path);
+                command = self.command(shell, job);
+                continue;
+            }
+            if !is_errno(&error, TRANSIENT_ERRORS) || began.elapsed() >= START_TIMEOUT {
+                return Err(TaskError::new(start_problem(&self.path, &error)));
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    fn command(&self, mut command: Command, job: &Job) -> Command {
+        command
+            .env("GRAPHILE_WORKER_PAYLOAD_FORMAT", "json")
+            // `DATABASE_URL` stays what it is: it may name another database, which is the program's business.
+            .env("GRAPHILE_WORKER_DATABASE_URL", self.database.url())
+            .env("GRAPHILE_WORKER_TASK_IDENTIFIER", &*job.task_identifier)
+            .env("GRAPHILE_WORKER_JOB_ID", job.id.to_string())
+            .env("GRAPHILE_WORKER_JOB_ATTEMPTS", job.attempts.to_string())
+            .env("GRAPHILE_WORKER_JOB_MAX_ATTEMPTS", job.max_attempts.to_string())
+            .env("GRAPHILE_WORKER_JOB_PRIORITY", job.priority.to_string())
+            .env("GRAPHILE_WORKER_JOB_RUN_AT", job.run_at.to_rfc3339_opts(SecondsFormat::Millis, true))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        match &job.key {
+            Some(key) => command.env("GRAPHILE_WORKER_JOB_KEY", key),
+            // The worker may itself have been started by a job.
+            None => command.env_remove("GRAPHILE_WORKER_JOB_KEY"),
+        };
+        command
+    }
+}
+
+/// Says what the job is. A program that does not want to know closes its input, or exits.
+async fn write_input(stdin: Option<ChildStdin>, job: &Job) {
+    let Some(mut stdin) = stdin else { return };
+    // In one line, for programs that read one: no string of JSON has a line break in it.
+    let payload = job.payload.get().replace(['\n', '\r'], " ");
+    let _ = stdin.write_all(format!("{{\"payload\":{payload}}}").as_bytes()).await;
+}
+
+fn answer(result: Result<TaskOutcome, TaskError>, last_lines: &LastLines) -> TaskResult {
+    TaskResult::from(result).with_last_output(last_lines.text())
+}
+
+fn ended(status: &ExitStatus, last_lines: &LastLines) -> Result<TaskOutcome, TaskError> {
+    if status.success() {
+        return Ok(TaskOutcome::Done);
+    }
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal}{}", signal_name(signal)),
+        (None, None) => "ended in an unknown way".to_owned(),
+    };
+    let last_lines = last_lines.text();
+    Err(TaskError::new(if last_lines.is_empty() { how } else { format!("{how}:\n{last_lines}") }))
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
+        3 => " (SIGQUIT)",
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        13 => " (SIGPIPE)",
+        14 => " (SIGALRM)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+/// What keeps a program from being started for a moment only.
+const TRANSIENT_ERRORS: &[Errno] = &[Errno::AGAIN, Errno::NOMEM, Errno::TXTBSY, Errno::MFILE, Errno::NFILE];
+
+fn is_errno(error: &io::Error, wanted: &[Errno]) -> bool {
+    Errno::from_io_error(error).is_some_and(|errno| wanted.contains(&errno))
+}
+
+/// Why it could not be started, and whose fault that is.
+fn start_problem(path: &Path, error: &io::Error) -> String {
+    let shown = path.display();
+    if is_errno(error, &[Errno::NOENT]) {
+        return match first_line(path) {
+            Err(_) => format!("could not start {shown}: the file is gone"),
+            Ok(Some(line)) => {
+                format!("could not start {shown}: its first line, {line:?}, names an interpreter that does not exist")
+            }
+            Ok(None) => format!("could not start {shown}: the loader or a library that it needs does not exist"),
+        };
+    }
+    if is_errno(error, &[Errno::NOEXEC]) {
+        return format!("could not start {shown}: it is neither a program for this machine nor a script");
+    }
+    if is_errno(error, TRANSIENT_ERRORS) {
+        return format!("could not start {shown}, tried for {START_TIMEOUT:?}: {error}");
+    }
+    format!("could not start {shown}: {error}")
+}
+
+/// What is wrong with the interpreter that the file's first line names, if it can be seen.
+pub(crate) fn interpreter_problem(path: &Path) -> Option<String> {
+    let line = first_line(path).ok()??;
+    let interpreter = line.trim_start_matches("#!").trim_start_matches([' ', '\t']).split([' ', '\t']).next()?;
+    let is_missing = interpreter.starts_with('/') && !Path::new(interpreter).exists();
+    is_missing.then(|| format!("its first line, {line:?}, names an interpreter that does not exist"))
+}
+
+/// The first line, if it names an interpreter.
+fn first_line(path: &Path) -> io::Result<Option<String>> {
+    let start = start_of(path)?;
+    if !start.starts_with(b"#!") {
+        return Ok(None);
+    }
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(Some(String::from_utf8_lossy(line).into_owned()))
+}
+
+fn is_text(path: &Path) -> bool {
+    start_of(path).is_ok_and(|start| !start.contains(&0))
+}
+
+/// As much as the kernel looks at, and more.
+fn start_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    std::fs::File::open(path)?.take(512).read_to_end(&mut start)?;
+    Ok(start)
+}
