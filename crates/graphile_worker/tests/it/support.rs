@@ -6,7 +6,8 @@ use serde_json::Value;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::io::Write;
+use std::sync::{Arc, LazyLock, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use tracing::Dispatch;
 
@@ -32,6 +33,7 @@ pub(crate) fn sql_files() -> Vec<(String, String)> {
 pub(crate) struct Db {
     pub(crate) pool: PgPool,
     database: TestDatabase,
+    _deadline: Deadline,
 }
 
 impl Db {
@@ -58,7 +60,7 @@ impl Db {
     ) -> Db {
         let database = CLUSTER.database(template, install).await.unwrap_or_else(|error| panic!("{error:?}"));
         let pool = PgPoolOptions::new().max_connections(20).connect_with(database.options()).await.unwrap();
-        Db { pool, database }
+        Db { pool, database, _deadline: Deadline::start() }
     }
 
     pub(crate) fn options(&self) -> PgConnectOptions {
@@ -208,6 +210,27 @@ impl Started {
 
 /// How long tests wait for what must happen. On a machine with much else to do, that takes a while.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Ends the test process, with the name of the test, if the test still runs after this time: a test that hangs fails.
+const LONGEST_TEST: Duration = Duration::from_secs(600);
+
+/// Dropping it says that the test has ended.
+struct Deadline(#[expect(dead_code, reason = "dropping it is what counts")] mpsc::Sender<()>);
+
+impl Deadline {
+    fn start() -> Deadline {
+        let (sender, ended) = mpsc::channel::<()>();
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(LONGEST_TEST) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // Not `eprintln!`, which the test harness captures.
+                let _ = writeln!(std::io::stderr(), "{test} still runs after {LONGEST_TEST:?}: it hangs");
+                std::process::exit(101);
+            }
+        });
+        Deadline(sender)
+    }
+}
 
 /// Waits until the question has an answer.
 pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
