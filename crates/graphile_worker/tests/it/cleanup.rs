@@ -1,6 +1,7 @@
 //! Deleting what is no longer needed: no job loses its task or its queue, and no session waits for cleanup for long.
 
 use crate::support::{Db, PATIENCE, Started, rows, until};
+use crate::worker_support::{until_a_session_waits_for_a_lock, utils};
 use graphile_worker::{CleanupTask, JobSpec, RawJobSpec, WorkerContext, WorkerOptions, WorkerUtils};
 use serde_json::{Value, json};
 use sqlx::postgres::PgListener;
@@ -36,10 +37,6 @@ const NAMES_LEFT: &str = "
       (select json_agg(identifier order by identifier) from graphile_worker._private_tasks),
       (select json_agg(queue_name order by queue_name) from graphile_worker._private_job_queues))";
 
-fn utils(db: &Db) -> WorkerUtils {
-    WorkerUtils::new(db.pool.clone(), "graphile_worker")
-}
-
 /// Cleanup that must not wait for other sessions.
 async fn clean_up(db: &Db, tasks: &[CleanupTask]) -> u64 {
     let utils = utils(db);
@@ -65,11 +62,6 @@ async fn open_transaction(db: &Db, statements: &str) -> PgConnection {
 
 async fn commit(mut session: PgConnection) {
     sqlx::raw_sql("commit").execute(&mut session).await.unwrap();
-}
-
-async fn until_a_session_waits_for_a_lock(db: &Db) {
-    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    until("a session waits for a lock", async || (db.value(waits).await != 0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -276,7 +268,7 @@ async fn above_read_committed_a_queue_that_a_worker_has_locked_since_can_be_used
 }
 
 #[tokio::test]
-async fn names_in_use_survive_a_delete_by_hand() {
+async fn names_in_use_survive_a_manual_delete() {
     let db = with_unused_names().await;
     db.run(
         "select graphile_worker.add_job('used', queue_name := 'used');

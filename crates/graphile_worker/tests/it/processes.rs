@@ -197,7 +197,7 @@ async fn named_queues_never_overlap_over_four_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
+async fn a_worker_survives_a_crash_of_the_server() {
     let folder = Folder::new("crash");
     let cluster = ClusterOptions::new(folder.0.join("db")).open().unwrap();
     let pool = PgPool::connect_with(cluster.options("postgres")).await.unwrap();
@@ -268,7 +268,7 @@ async fn process_that_listens_to_signals() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_signal_asks_and_the_second_insists() {
+async fn the_first_signal_waits_for_jobs_and_the_second_interrupts_them() {
     let db = Db::installed().await;
     db.add_job("'for_ever'").await;
     let mut process = Command::new(std::env::current_exe().unwrap())
@@ -298,7 +298,7 @@ async fn the_first_signal_asks_and_the_second_insists() {
 
 /// A process whose workers end while it goes on. It creates the file `ready` when signals may come.
 #[tokio::test]
-async fn process_that_outlives_its_worker() {
+async fn process_that_continues_after_its_worker() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(url) = std::env::var("GW_TEST_OUTLIVES_URL") else { return };
     let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
@@ -376,7 +376,7 @@ impl Outliving {
             }
         };
         command
-            .args(["--exact", "processes::process_that_outlives_its_worker", "--nocapture"])
+            .args(["--exact", "processes::process_that_continues_after_its_worker", "--nocapture"])
             .env("GW_TEST_OUTLIVES_URL", db.url())
             .env("GW_TEST_FOLDER", &folder.0)
             .env("GW_TEST_HOW", how)
@@ -412,7 +412,7 @@ fn kill(signal: &str, process: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_a_process_that_goes_on_without_its_worker() {
+async fn a_signal_ends_a_process_that_continues_after_its_worker() {
     for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
         let process = Outliving::start("after an error", &format!("error{signal}"), None).await;
         process.signal(signal);
@@ -446,7 +446,7 @@ async fn a_process_that_handles_signals_itself_keeps_its_handler_after_its_worke
 
 /// The kernel ignores the default action of a signal for process 1.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_process_1_of_a_container_that_goes_on_without_its_worker() {
+async fn a_signal_ends_process_1_of_a_container_that_continues_after_its_worker() {
     if !Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
         return; // Only root can do this, and only on Linux.
     }
@@ -527,7 +527,7 @@ async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_done() {
+async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_completed() {
     let db = Db::installed().await;
     let folder = Folder::new("poison");
     db.run("select graphile_worker.add_job('poison', max_attempts := 2, priority := -1); select graphile_worker.add_job('mortal') from generate_series(1, 200)")
@@ -566,7 +566,7 @@ impl Ended {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_stood_still_for_longer_than_the_threshold_writes_nothing_twice_and_goes_on() {
+async fn a_worker_suspended_for_longer_than_the_threshold_writes_nothing_twice_and_continues() {
     let db = Db::installed().await;
     let folder = Folder::new("stands-still");
     // The job of the future keeps the processes from ending.

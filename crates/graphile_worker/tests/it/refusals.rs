@@ -41,7 +41,7 @@ async fn pool(options: PgConnectOptions) -> PgPool {
 }
 
 #[tokio::test]
-async fn a_standby_is_named() {
+async fn a_standby_is_reported() {
     let folder = std::env::temp_dir().join(format!("gw-standby-{}", std::process::id()));
     let cluster = ClusterOptions::new(&folder).durable(false).open().unwrap();
     let mut connection = PgConnection::connect_with(&cluster.options("postgres")).await.unwrap();
@@ -73,7 +73,7 @@ fn data_of(folder: &std::path::Path) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn a_read_only_database_is_named() {
+async fn a_read_only_database_is_reported() {
     let db = Db::installed().await;
     let name = db.value("select current_database()").await;
     let name = name.as_str().unwrap();
@@ -95,7 +95,7 @@ async fn a_read_only_database_is_named() {
 }
 
 #[tokio::test]
-async fn a_database_that_can_be_written_is_well() {
+async fn a_writable_database_has_no_problem() {
     let db = Db::installed().await;
     let checkup = WorkerUtils::new(db.pool.clone(), "graphile_worker").doctor().await.unwrap();
     for name in ["read_only", "search_path", "connection_limits"] {
@@ -116,7 +116,7 @@ async fn drop_role(db: &Db, role: &str) {
 }
 
 #[tokio::test]
-async fn a_role_with_one_connection_is_named() {
+async fn a_role_with_one_connection_is_reported() {
     let db = Db::empty().await;
     let (role, options) = owner(&db, "connection limit 1").await;
     let options_of_worker = WorkerOptions::default().pg_pool(pool(options.clone()).await).schema("own");
@@ -138,7 +138,7 @@ async fn a_role_with_one_connection_is_named() {
 }
 
 #[tokio::test]
-async fn a_database_with_few_connections_is_named() {
+async fn a_database_with_few_connections_is_reported() {
     let db = Db::empty().await;
     let (role, options) = owner(&db, "").await;
     let name = db.value("select current_database()").await.as_str().unwrap().to_owned();
@@ -159,7 +159,7 @@ async fn a_database_with_few_connections_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_connection_left_is_named() {
+async fn a_server_without_free_connections_is_reported() {
     let folder = std::env::temp_dir().join(format!("gw-full-{}", std::process::id()));
     let cluster = ClusterOptions::new(&folder).durable(false).setting("max_connections", "8").open().unwrap();
     let options = cluster.options("postgres");
@@ -185,7 +185,7 @@ async fn a_server_without_a_connection_left_is_named() {
 }
 
 #[tokio::test]
-async fn a_path_that_lists_another_schema_before_postgresqls_own_is_named() {
+async fn a_search_path_that_lists_another_schema_before_pg_catalog_is_reported() {
     let db = Db::installed().await;
     let options = db.options().options([("search_path", "public, pg_catalog")]);
     let checkup = WorkerUtils::new(pool(options).await, "graphile_worker").doctor().await.unwrap();
