@@ -200,7 +200,7 @@ async fn operators_see_invalid_utf_8_on_connections_that_allow_it() {
 }
 
 #[tokio::test]
-async fn connections_to_other_databases_are_not_changed() {
+async fn connections_to_utf_8_databases_are_not_changed() {
     let db = Db::empty().await;
     let mut connection = db.connect().await;
     allow_invalid_utf8(&mut connection).await.unwrap();

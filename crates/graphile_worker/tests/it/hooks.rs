@@ -1,6 +1,6 @@
-//! Hooks: every event of a job's life is told, in order, and three of them decide.
+//! Hooks observe every event of a job in order, and three of them override what happens.
 
-use crate::support::Db;
+use crate::support::{Db, until};
 use graphile_worker::{
     AfterJobRun, BeforeJobRun, BeforeJobSchedule, Error, FetchEmpty, FetchStart, HookRegistry, HookResult, JobComplete,
     JobError, JobFailed, JobScheduleResult, JobSpec, JobStart, JobSuccess, ListenConnecting, ListenSuccess, Plugin,
@@ -100,9 +100,7 @@ async fn hooks_observe_listening_and_stopping() {
         let worker = worker.clone();
         async move { worker.run().await }
     });
-    while !heard.all().contains(&"ListenSuccess".to_owned()) {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("the worker listens", async || heard.all().contains(&"ListenSuccess".to_owned()).then_some(())).await;
     worker.request_shutdown();
     running.await.unwrap().unwrap();
     let told = heard.all();

@@ -314,7 +314,7 @@ async fn why_knows_which_flags_the_workers_accept() {
 }
 
 #[tokio::test]
-async fn why_and_workers_work_if_workers_do_not_register_their_tasks() {
+async fn why_and_workers_work_on_a_schema_without_registered_tasks() {
     let db = one_of_each().await;
     db.run("insert into graphile_worker._rs_workers (worker_id) values ('rs-live-1')").await;
     db.run("alter table graphile_worker._rs_workers drop column tasks").await;

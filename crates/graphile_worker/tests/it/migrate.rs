@@ -61,7 +61,7 @@ async fn migrating_again_changes_nothing_and_waits_for_no_lock() {
 }
 
 #[tokio::test]
-async fn vacuum_settings_are_set_unless_an_operator_has_changed_them() {
+async fn vacuum_settings_are_set_and_not_changed_again() {
     let db = Db::installed().await;
     let settings = "select json_object_agg(relname, reloptions) from pg_class
         where relname in ('_private_jobs', '_private_job_queues')";

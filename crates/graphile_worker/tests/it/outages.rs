@@ -2,6 +2,7 @@
 
 use crate::network::{Network, url_at};
 use crate::support::{Db, Log, Started, until};
+use crate::worker_support::until_worker_listens;
 use graphile_worker::{
     CronTick, Error, FetchError, ListenConnecting, TaskOptions, TestClock, WorkerContext, WorkerOptions,
 };
@@ -120,6 +121,7 @@ async fn outcomes_are_written_when_the_database_is_back_even_after_the_grace_per
     let started = Started::new(options).await;
     begun.notified().await;
     started.worker.request_shutdown();
+    // Longer than the grace period, whose end no event marks. If this is too short, the test only shows less.
     tokio::time::sleep(Duration::from_millis(400)).await;
     network.down.store(false, Ordering::SeqCst);
     started.running.await.unwrap().unwrap();
@@ -198,10 +200,7 @@ async fn a_silent_listening_connection_is_detected_and_replaced() {
     let started = Started::new(options).await;
     db.add_job("'t', '1'").await;
     assert_eq!(ran.recv().await, Some(1));
-    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
-    while db.value(listens).await == 0 {
-        tokio::task::yield_now().await;
-    }
+    until_worker_listens(&db).await;
     network.poll_only.store(true, Ordering::SeqCst);
     // Until the worker has nothing more to do of its own accord.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -235,9 +234,7 @@ async fn recurring_jobs_missed_during_an_outage_are_backfilled_as_configured() {
     clock.set(time("11:30:00"));
     let connected =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name like '% cron'";
-    while db.value(connected).await != 0 {
-        tokio::task::yield_now().await;
-    }
+    until("the connection is lost", async || (db.value(connected).await == 0).then_some(())).await;
     network.down.store(false, Ordering::SeqCst);
     assert_eq!(looks.recv().await, Some(time("11:30:00")));
     let jobs = "select json_agg(task_identifier || to_char(run_at at time zone 'UTC', ' HH24:MI') order by id)

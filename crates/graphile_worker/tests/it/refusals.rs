@@ -1,7 +1,7 @@
 //! Servers that do not let a worker work: standbys, read-only databases, and those without a connection left. The worker and
 //! the checkup say which of these it is, and what to do.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Log, Started, until};
 use graphile_worker::{DoctorLevel, DoctorReport, Error, WorkerOptions, WorkerUtils};
 use graphile_worker_devdb::ClusterOptions;
 use serde_json::Value;
@@ -58,7 +58,7 @@ async fn a_standby_is_reported() {
     let utils = WorkerUtils::new(pool(options).await, "graphile_worker");
     let checkup = utils.doctor().await.unwrap();
     assert_eq!(check(&checkup, "server_role").0, DoctorLevel::Problem);
-    assert!(utils.is_migrated().await.unwrap(), "to look is allowed");
+    assert!(utils.is_migrated().await.unwrap(), "reading is allowed");
     let error = utils.add_raw_job("t", 1, Default::default()).await.unwrap_err();
     assert!(spoken(&error).contains("Connect to the primary"), "{error}");
     cluster.stop().unwrap();
@@ -176,8 +176,9 @@ async fn a_server_without_free_connections_is_reported() {
         let options = WorkerOptions::default().pg_pool(pool(options).await).listen_os_shutdown_signals(false);
         Started::new(options.define_task("t", |_: Value, _| async {})).await
     };
+    let (log, _guard) = Log::start();
     let started = tokio::spawn(started);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until("the worker waits for a connection", async || log.line("waiting for the database")).await;
     taken.clear();
     started.await.unwrap().stop().await;
     cluster.stop().unwrap();

@@ -2,7 +2,7 @@
 
 use crate::support::{
     Folder, Running, empty_database, failure_of, graphile_worker, installed_database, run_sql, server, texts, value,
-    wait_until,
+    wait_for_file, wait_until,
 };
 use graphile_worker_devdb::TestDatabase;
 use serde_json::json;
@@ -164,9 +164,7 @@ async fn a_password_command_runs_for_each_connection() {
     let mut worker = folder.graphile_worker(&["-c", &url, "-j", "2"]);
     worker.env("GRAPHILE_WORKER_PASSWORD_COMMAND", &command);
     let mut worker = Running::start(worker);
-    while !begun.exists() {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    wait_for_file(&begun).await;
     run_sql(&database, &format!("alter role \"{role}\" password 'second'")).await;
     run_sql(&database, &format!("select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"))
         .await;

@@ -124,7 +124,7 @@ async fn a_killed_dev_leaves_no_server_behind() {
 }
 
 #[test]
-fn missing_programs_are_reported_before_anything_is_created() {
+fn a_missing_tasks_folder_or_initdb_is_reported_before_anything_is_created() {
     let folder = Folder::new();
     let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
     assert_eq!(code, 1);

@@ -44,7 +44,7 @@ fn read_everything(url: &str) {
 }
 
 #[tokio::test]
-async fn operator_commands_show_infinite_times() {
+async fn operator_commands_work_with_any_timestamp() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('t', queue_name := 'q' || n) from generate_series(1, 8) as n")
         .await;
@@ -76,7 +76,7 @@ async fn operator_commands_show_infinite_times() {
 }
 
 #[tokio::test]
-async fn operator_commands_show_invalid_bytes_and_fail_the_job() {
+async fn operator_commands_work_with_invalid_bytes_and_can_fail_the_job() {
     let beside = empty_database().await;
     let name = format!("{}_sql_ascii", beside.name());
     let create = format!("create database {name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0");

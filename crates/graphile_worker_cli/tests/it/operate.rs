@@ -748,7 +748,7 @@ async fn a_schema_that_is_too_new_is_left_alone() {
 }
 
 #[tokio::test]
-async fn operator_commands_work_on_the_schema_of_nodes_worker() {
+async fn list_works_on_the_schema_of_nodes_worker_and_workers_advises_to_migrate() {
     let database = one_of_each().await;
     run_sql(
         &database,

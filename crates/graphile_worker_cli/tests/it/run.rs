@@ -257,7 +257,7 @@ async fn watch_reloads_changed_tasks_and_crontab() {
 }
 
 #[tokio::test]
-async fn cleanup_deletes_unused_names_and_runs_no_job() {
+async fn cleanup_deletes_unused_names_and_failed_jobs_and_runs_no_job() {
     let database = installed_database().await;
     run_sql(
         &database,
@@ -317,7 +317,7 @@ async fn the_database_is_that_of_the_flag_the_environment_or_the_file() {
 }
 
 #[tokio::test]
-async fn paths_in_a_configuration_file_are_relative_to_it() {
+async fn settings_come_from_a_configuration_file_with_paths_relative_to_it() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("etc/jobs/greet", "#!/bin/sh\ncat\n");
     let text = format!(
@@ -470,7 +470,7 @@ async fn files_that_node_would_have_read_are_reported() {
 }
 
 #[tokio::test]
-async fn tasks_can_be_listed_as_json() {
+async fn the_json_log_lists_the_tasks_as_an_array() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/one", "#!/bin/sh\n");
     folder.script("tasks/two", "#!/bin/sh\n");
