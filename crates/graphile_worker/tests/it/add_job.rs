@@ -50,7 +50,7 @@ async fn null_means_default_for_every_optional_argument() {
 }
 
 #[tokio::test]
-async fn any_json_is_a_payload_and_is_kept_to_the_letter() {
+async fn any_json_is_a_payload_and_is_stored_unchanged() {
     let db = Db::installed().await;
     for payload in ["null", "1.50", "\"text\"", "[1,  2]", r#"{"b":1, "a":2, "b":3}"#, r#""\u0000""#] {
         db.add_job(&format!("'t', '{payload}'")).await;
@@ -60,7 +60,7 @@ async fn any_json_is_a_payload_and_is_kept_to_the_letter() {
 }
 
 #[tokio::test]
-async fn what_is_no_json_is_refused() {
+async fn invalid_json_is_rejected() {
     let db = Db::installed().await;
     let (code, _) = db.failure("select graphile_worker.add_job('t', '{oops')").await;
     assert_eq!(code, "22P02");
@@ -104,7 +104,7 @@ async fn every_limit_has_its_code_and_says_what_it_found() {
 }
 
 #[tokio::test]
-async fn names_keys_and_numbers_at_their_limits_are_taken() {
+async fn names_keys_and_numbers_at_their_limits_are_accepted() {
     let db = Db::installed().await;
     let job = db
         .add_job(

@@ -132,7 +132,7 @@ async fn a_batch_wakes_the_workers_once() {
 }
 
 #[tokio::test]
-async fn one_bad_job_refuses_the_batch_and_is_named() {
+async fn one_invalid_job_rejects_the_batch_and_is_named_in_the_error() {
     let db = Db::installed().await;
     for (bad, code, message) in [
         (("", "", "", ""), "GWBID", "Job 2 of 3: Task identifier is empty"),

@@ -81,7 +81,7 @@ async fn reschedule_jobs_revives_the_failed_and_the_stuck_but_not_the_running() 
 }
 
 #[tokio::test]
-async fn reschedule_jobs_refuses_numbers_out_of_range() {
+async fn reschedule_jobs_rejects_numbers_out_of_range() {
     let db = four_jobs().await;
     for (argument, code, message) in [
         ("priority := 40000", "22003", "Job priority must be between -32768 and 32767, found 40000."),
@@ -96,7 +96,7 @@ async fn reschedule_jobs_refuses_numbers_out_of_range() {
 }
 
 #[tokio::test]
-async fn force_unlock_workers_frees_jobs_and_queues_of_those_named() {
+async fn force_unlock_workers_unlocks_jobs_and_queues_of_the_named_workers() {
     let db = Db::installed().await;
     db.run(
         "select graphile_worker.add_job('t', queue_name := 'q' || i) from generate_series(1, 3) i;

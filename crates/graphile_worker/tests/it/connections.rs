@@ -465,7 +465,7 @@ async fn users_passwords_and_databases_may_have_any_character() {
 }
 
 #[tokio::test]
-async fn of_several_servers_the_first_that_will_do_is_used_also_after_it_has_gone() {
+async fn of_several_servers_the_first_suitable_one_is_used_and_replaced_when_it_is_gone() {
     let db = Db::installed().await;
     let (login, name) = login(&db);
     let (user, password) = login.split_once(':').unwrap();
@@ -531,7 +531,7 @@ async fn of_several_servers_the_first_that_will_do_is_used_also_after_it_has_gon
 }
 
 #[tokio::test]
-async fn a_password_that_is_rotated_costs_no_outcome() {
+async fn a_rotated_password_loses_no_outcome() {
     let db = Db::installed().await;
     let role = format!("rotated_{}", login(&db).1);
     db.run(&format!("create role \"{role}\" login superuser password 'first'")).await;
@@ -598,7 +598,7 @@ async fn a_password_that_is_rotated_costs_no_outcome() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_ends_a_start_at_once_and_a_panic_of_its_provider_is_told() {
+async fn a_wrong_password_fails_the_start_at_once_and_a_panic_of_its_provider_is_reported() {
     let db = Db::installed().await;
     let url = format!("postgres://postgres@{}/{}", server(&db), login(&db).1);
     let options = || WorkerOptions::default().database_url(&url);
@@ -637,7 +637,7 @@ async fn a_parameter_that_is_not_supported_is_named_and_never_printed() {
 
 /// Tasks in JavaScript, with a `pg` that tells what it was given.
 #[tokio::test]
-async fn scripts_get_the_same_database_and_hear_of_another_password() {
+async fn scripts_get_the_same_database_and_a_changed_password() {
     let db = Db::installed().await;
     let folder = std::env::temp_dir().join(format!("gw-script-database-{}", std::process::id()));
     let file = |name: &str, text: &str| {

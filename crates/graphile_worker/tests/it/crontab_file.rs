@@ -24,7 +24,7 @@ impl Drop for File {
 }
 
 #[tokio::test]
-async fn a_crontab_that_changes_is_read_again() {
+async fn a_crontab_that_changes_is_reloaded() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let file = File::new();
@@ -65,7 +65,7 @@ async fn a_crontab_that_changes_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_crontab_that_cannot_be_used_is_an_error_with_its_file_and_lines() {
+async fn an_invalid_crontab_is_an_error_with_its_file_and_lines() {
     let db = Db::installed().await;
     let file = File::new();
     let crontab = &file.0;

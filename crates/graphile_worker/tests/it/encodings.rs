@@ -156,7 +156,7 @@ async fn many_jobs_beside_a_payload_that_is_not_utf_8_all_run() {
 }
 
 #[tokio::test]
-async fn a_sweep_frees_jobs_whatever_bytes_they_have() {
+async fn a_sweep_releases_jobs_whatever_bytes_they_contain() {
     let db = without_encoding().await;
     db.run(
         "update graphile_worker._private_jobs set locked_by = 'rs-live-dead', locked_at = now();
@@ -171,7 +171,7 @@ async fn a_sweep_frees_jobs_whatever_bytes_they_have() {
 }
 
 #[tokio::test]
-async fn operators_see_such_jobs_on_connections_that_allow_it() {
+async fn operators_see_invalid_utf_8_on_connections_that_allow_it() {
     let db = without_encoding().await;
     let pool = PgPoolOptions::new()
         .after_connect(|connection, _| Box::pin(allow_invalid_utf8(connection)))
@@ -200,7 +200,7 @@ async fn operators_see_such_jobs_on_connections_that_allow_it() {
 }
 
 #[tokio::test]
-async fn elsewhere_connections_stay_as_they_are() {
+async fn connections_to_utf_8_databases_are_not_changed() {
     let db = Db::empty().await;
     let mut connection = db.connect().await;
     allow_invalid_utf8(&mut connection).await.unwrap();

@@ -4,6 +4,7 @@
 use crate::cron::{Clocked, time};
 use crate::network::Network;
 use crate::support::{Log, Started, rows, until};
+use crate::worker_support::Held;
 use graphile_worker::{DatabaseConfig, WorkerContext, WorkerOptions};
 use graphile_worker_devdb::{Cluster, ClusterOptions};
 use serde::{Deserialize, Serialize};
@@ -11,11 +12,10 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 /// How clients and workers find the server that can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -378,12 +378,12 @@ async fn with_synchronous_replication_nothing_is_lost_with_several_hosts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_asynchronous_replication_workers_go_on_behind_a_proxy() {
+async fn with_asynchronous_replication_workers_continue_behind_a_proxy() {
     take_over("async-proxy", Event::Crash, Replication::Asynchronous, Way::Proxy).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_asynchronous_replication_workers_go_on_with_several_hosts() {
+async fn with_asynchronous_replication_workers_continue_with_several_hosts() {
     take_over("async-hosts", Event::Crash, Replication::Asynchronous, Way::SeveralHosts).await;
 }
 
@@ -392,29 +392,9 @@ async fn a_planned_switchover_loses_nothing() {
     take_over("switchover", Event::Switchover, Replication::Asynchronous, Way::SeveralHosts).await;
 }
 
-/// A handler that says when it begins and waits until it is let go.
-#[derive(Clone, Default)]
-struct Held {
-    begun: Arc<Notify>,
-    go_on: Arc<Notify>,
-    runs: Arc<AtomicUsize>,
-}
-
-impl Held {
-    async fn run(self) {
-        self.runs.fetch_add(1, Ordering::SeqCst);
-        self.begun.notify_one();
-        self.go_on.notified().await;
-    }
-
-    fn runs(&self) -> usize {
-        self.runs.load(Ordering::SeqCst)
-    }
-}
-
 /// The worker has the primary's word that the job is done, but the standby did not receive that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_whose_end_was_lost_with_the_primary_runs_again_and_its_queue_goes_on() {
+async fn a_job_whose_outcome_was_lost_with_the_primary_runs_again_and_its_queue_continues() {
     let mut pair = Pair::start("end-lost", Replication::Asynchronous, Way::SeveralHosts).await;
     let held = Held::default();
     let runs = held.clone();
@@ -444,7 +424,7 @@ async fn a_job_whose_end_was_lost_with_the_primary_runs_again_and_its_queue_goes
 
 /// The worker runs a job, but the standby did not receive that it was claimed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_whose_claim_was_lost_with_the_primary_does_not_run_beside_itself() {
+async fn a_job_whose_claim_was_lost_with_the_primary_does_not_run_twice_at_once() {
     for queue in ["null", "'q'"] {
         let mut pair = Pair::start("claim-lost", Replication::Asynchronous, Way::SeveralHosts).await;
         let held = Held::default();
@@ -566,7 +546,7 @@ async fn a_worker_whose_primary_becomes_read_only_moves_to_the_new_one_with_its_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn recurring_jobs_are_added_once_for_each_time_although_the_standby_takes_over() {
+async fn recurring_jobs_are_added_once_for_each_time_across_a_failover() {
     let pair = Pair::start("cron", Replication::Synchronous, Way::SeveralHosts).await;
     let mut workers = Vec::new();
     for _ in 0..2 {

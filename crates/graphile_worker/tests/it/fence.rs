@@ -59,7 +59,7 @@ async fn an_outcome_that_matches_no_row_is_a_warning_with_the_job() {
 }
 
 #[tokio::test]
-async fn an_outcome_that_is_written_is_no_warning() {
+async fn an_outcome_that_is_written_causes_no_warning() {
     let (log, _guard) = Log::start();
     let db = Db::installed().await;
     let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false).concurrency(8);
@@ -112,7 +112,7 @@ async fn an_event_that_is_added_to_an_unlocked_job_while_the_job_still_runs_runs
 }
 
 #[tokio::test]
-async fn a_queue_that_its_worker_has_freed_and_a_failover_has_locked_again_goes_on() {
+async fn a_queue_that_a_failover_has_locked_again_continues() {
     let db = Db::installed().await;
     let (ran, mut has_run) = mpsc::unbounded_channel();
     let options = WorkerOptions::default().database_url(db.url()).listen_os_shutdown_signals(false);

@@ -1,6 +1,6 @@
-//! Hooks: every event of a job's life is told, in order, and three of them decide.
+//! Hooks observe every event of a job in order, and three of them override what happens.
 
-use crate::support::Db;
+use crate::support::{Db, until};
 use graphile_worker::{
     AfterJobRun, BeforeJobRun, BeforeJobSchedule, Error, FetchEmpty, FetchStart, HookRegistry, HookResult, JobComplete,
     JobError, JobFailed, JobScheduleResult, JobSpec, JobStart, JobSuccess, ListenConnecting, ListenSuccess, Plugin,
@@ -54,7 +54,7 @@ fn options(db: &Db) -> WorkerOptions {
 }
 
 #[tokio::test]
-async fn a_job_that_succeeds_and_one_that_fails_for_good_are_told_of_in_order() {
+async fn hooks_observe_a_success_and_a_permanent_failure_in_order() {
     let db = Db::installed().await;
     db.add_job("'good'").await;
     let heard = Heard::default();
@@ -91,7 +91,7 @@ async fn a_job_that_succeeds_and_one_that_fails_for_good_are_told_of_in_order() 
 }
 
 #[tokio::test]
-async fn listening_and_stopping_are_told_of() {
+async fn hooks_observe_listening_and_stopping() {
     let db = Db::installed().await;
     let heard = Heard::default();
     let worker =
@@ -100,9 +100,7 @@ async fn listening_and_stopping_are_told_of() {
         let worker = worker.clone();
         async move { worker.run().await }
     });
-    while !heard.all().contains(&"ListenSuccess".to_owned()) {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("the worker listens", async || heard.all().contains(&"ListenSuccess".to_owned()).then_some(())).await;
     worker.request_shutdown();
     running.await.unwrap().unwrap();
     let told = heard.all();
@@ -111,7 +109,7 @@ async fn listening_and_stopping_are_told_of() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_stopped_before_it_begins_tells_of_both() {
+async fn hooks_observe_the_start_and_stop_of_a_worker_that_was_stopped_before_it_started() {
     let db = Db::installed().await;
     let heard = Heard::default();
     let worker = options(&db).add_plugin(heard.clone()).define_task("t", |_: Value, _| async {}).init().await.unwrap();
@@ -122,7 +120,7 @@ async fn a_worker_that_is_stopped_before_it_begins_tells_of_both() {
 }
 
 #[tokio::test]
-async fn a_hook_decides_whether_a_job_runs_and_what_it_has_come_to() {
+async fn a_hook_decides_whether_a_job_runs_and_overrides_its_outcome() {
     let db = Db::installed().await;
     for payload in ["skip", "fail", "run", "rescue"] {
         db.add_job(&format!("'t', '{}'", json!(payload))).await;
@@ -159,7 +157,7 @@ async fn a_hook_decides_whether_a_job_runs_and_what_it_has_come_to() {
 }
 
 #[tokio::test]
-async fn a_hook_changes_or_refuses_a_job_that_is_to_be_added() {
+async fn a_hook_changes_or_rejects_a_job_before_it_is_added() {
     let db = Db::installed().await;
     let worker = options(&db)
         .on(BeforeJobSchedule, |mut job| async move {
@@ -182,7 +180,7 @@ async fn a_hook_changes_or_refuses_a_job_that_is_to_be_added() {
 }
 
 #[tokio::test]
-async fn a_job_that_its_handler_completed_is_told_of_as_well() {
+async fn hooks_observe_a_job_that_its_handler_completed() {
     let db = Db::installed().await;
     db.add_job("'t'").await;
     let heard = Heard::default();
@@ -201,7 +199,7 @@ async fn a_job_that_its_handler_completed_is_told_of_as_well() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_job_is_told_with_its_duration_and_whether_it_will_be_retried() {
+async fn hooks_observe_the_duration_of_a_job_and_whether_it_will_be_retried() {
     let db = Db::installed().await;
     db.add_job("'sleeps', max_attempts := 2").await;
     db.add_job("'sleeps', max_attempts := 1, priority := 1").await;

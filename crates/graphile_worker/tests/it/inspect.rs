@@ -1,6 +1,7 @@
 //! What is in the queue, why a job does not run, and whether all is well.
 
 use crate::support::{Db, Started, sql_files, until};
+use crate::worker_support::utils;
 use graphile_worker::{
     DoctorLevel, DoctorReport, JobFilter, JobState, JobSummary, WhyReason, WorkerContext, WorkerOptions,
     WorkerRecoveryConfig, WorkerState, WorkerUtils,
@@ -12,10 +13,6 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 const STALE_AFTER: Duration = Duration::from_secs(300);
-
-fn utils(db: &Db) -> WorkerUtils {
-    WorkerUtils::new(db.pool.clone(), "graphile_worker")
-}
 
 /// One job in each state: 1 ready, 2 scheduled, 3 running in the queue `q`, 4 retrying, 5 failed, 6 ready behind 3.
 async fn one_of_each() -> Db {
@@ -86,7 +83,7 @@ async fn jobs_are_listed_page_by_page_in_either_direction() {
 }
 
 #[tokio::test]
-async fn a_job_is_shown_with_all_that_is_known_of_it() {
+async fn a_job_is_shown_with_all_its_fields() {
     let db = one_of_each().await;
     db.run("insert into graphile_worker._rs_recoveries (job_id, times) values (3, 2)").await;
     let first = utils(&db).find_job(1).await.unwrap().unwrap();
@@ -101,7 +98,7 @@ async fn a_job_is_shown_with_all_that_is_known_of_it() {
 }
 
 #[tokio::test]
-async fn a_job_for_ever_or_since_ever_can_be_listed() {
+async fn jobs_with_an_infinite_run_at_can_be_listed() {
     let db = Db::installed().await;
     db.run(
         "select graphile_worker.add_job('a', run_at => t::timestamptz) from unnest('{infinity,-infinity}'::text[]) t",
@@ -132,7 +129,7 @@ async fn jobs_are_counted_by_state_and_task() {
 }
 
 #[tokio::test]
-async fn queues_say_who_holds_them_and_what_waits() {
+async fn queues_show_their_locks_and_waiting_jobs() {
     let db = one_of_each().await;
     db.run(
         "select graphile_worker.add_job('a', queue_name => 'free');
@@ -199,7 +196,7 @@ fn names(reasons: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn why_tells_each_of_the_states_apart() {
+async fn why_distinguishes_the_states() {
     let db = one_of_each().await;
     // The worker that holds job 3 is one that can be seen.
     assert_eq!(names(&reasons(&db, 99).await), ["does_not_exist"]);
@@ -253,7 +250,7 @@ async fn why_notices_that_no_worker_runs() {
 }
 
 #[tokio::test]
-async fn why_sees_a_worker_of_ours_that_does_not_register() {
+async fn why_detects_a_worker_that_does_not_register() {
     let db = Db::installed().await;
     let (started, mut has_started) = mpsc::unbounded_channel();
     let options = WorkerOptions::default().pg_pool(db.pool.clone());
@@ -271,7 +268,7 @@ async fn why_sees_a_worker_of_ours_that_does_not_register() {
 }
 
 #[tokio::test]
-async fn why_knows_that_no_worker_knows_the_task_where_they_say_what_they_know() {
+async fn why_reports_that_no_worker_has_the_task_if_workers_register_their_tasks() {
     let db = Db::installed().await;
     db.run(
         "select graphile_worker.add_job('t');
@@ -317,7 +314,7 @@ async fn why_knows_which_flags_the_workers_accept() {
 }
 
 #[tokio::test]
-async fn why_and_workers_work_before_workers_say_what_they_know() {
+async fn why_and_workers_work_on_a_schema_without_registered_tasks() {
     let db = one_of_each().await;
     db.run("insert into graphile_worker._rs_workers (worker_id) values ('rs-live-1')").await;
     db.run("alter table graphile_worker._rs_workers drop column tasks").await;
@@ -326,7 +323,7 @@ async fn why_and_workers_work_before_workers_say_what_they_know() {
 }
 
 #[tokio::test]
-async fn why_asks_a_real_worker_what_it_knows() {
+async fn why_reads_the_registered_tasks_of_a_real_worker() {
     let db = Db::installed().await;
     let options =
         WorkerOptions::default().pg_pool(db.pool.clone()).define_task("known", |_: Value, _: WorkerContext| async {});
@@ -344,7 +341,7 @@ fn check<'c>(report: &'c DoctorReport, name: &str) -> (DoctorLevel, &'c str, &'c
 }
 
 #[tokio::test]
-async fn a_report_on_a_schema_that_is_well() {
+async fn doctor_finds_no_problem_in_a_healthy_schema() {
     let db = Db::installed().await;
     let report = utils(&db).doctor().await.unwrap();
     for name in ["schema", "functions", "role", "lag", "workers", "stale_locks", "failed_jobs", "bloat", "autovacuum"] {
@@ -355,7 +352,7 @@ async fn a_report_on_a_schema_that_is_well() {
 }
 
 #[tokio::test]
-async fn a_checkup_names_what_is_wrong_with_the_jobs() {
+async fn doctor_reports_problems_of_jobs() {
     let db = one_of_each().await;
     db.run(
         "update graphile_worker._private_jobs set locked_at = now() - interval '5 hours' where id = 3;
@@ -370,7 +367,7 @@ async fn a_checkup_names_what_is_wrong_with_the_jobs() {
 }
 
 #[tokio::test]
-async fn a_report_on_nothing_says_what_to_run() {
+async fn doctor_without_a_schema_advises_what_to_run() {
     let db = Db::empty().await;
     let report = utils(&db).doctor().await.unwrap();
     assert_eq!(report.level, DoctorLevel::Problem);
@@ -385,7 +382,7 @@ async fn a_report_on_nothing_says_what_to_run() {
 }
 
 #[tokio::test]
-async fn a_checkup_notices_functions_that_are_not_ours() {
+async fn doctor_reports_functions_that_were_replaced() {
     let db = Db::installed().await;
     db.run(
         "create or replace function graphile_worker.force_unlock_workers(worker_ids text[])
@@ -400,7 +397,7 @@ async fn a_checkup_notices_functions_that_are_not_ours() {
 }
 
 #[tokio::test]
-async fn a_checkup_says_which_rights_a_role_lacks() {
+async fn doctor_reports_missing_privileges() {
     let db = Db::installed().await;
     let role = format!("visitor_{}", std::process::id());
     db.run(&format!("create role {role} login")).await;
@@ -424,7 +421,7 @@ async fn a_checkup_says_which_rights_a_role_lacks() {
 }
 
 #[tokio::test]
-async fn a_checkup_sees_a_transaction_that_stays_open() {
+async fn doctor_reports_a_long_transaction() {
     let db = Db::installed().await;
     let options = db.options().application_name("slow report");
     let mut report = sqlx::PgConnection::connect_with(&options).await.unwrap();
@@ -451,7 +448,7 @@ async fn plan(db: &Db, values: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_page_and_a_key_go_by_their_indexes() {
+async fn a_page_and_a_key_use_their_indexes() {
     let db = Db::installed().await;
     db.run("select graphile_worker.add_job('t', job_key => 'k' || n) from generate_series(1, 3000) n").await;
     db.run("analyze graphile_worker._private_jobs").await;
@@ -496,7 +493,7 @@ async fn counters_follow_what_is_added_and_deleted() {
 }
 
 #[tokio::test]
-async fn uninstalling_says_what_would_go_and_then_drops_it() {
+async fn uninstall_first_reports_what_it_would_drop_and_then_drops_it() {
     let db = one_of_each().await;
     db.run(
         "create table graphile_worker.my_own (); create view public.mine as select id from graphile_worker.jobs;

@@ -46,7 +46,7 @@ async fn preserve_run_at_keeps_the_time_of_a_job_that_has_not_been_tried() {
 }
 
 #[tokio::test]
-async fn a_running_job_gives_its_key_to_a_new_one_and_never_runs_again() {
+async fn a_running_job_passes_its_key_to_a_new_one_and_never_runs_again() {
     for mode in ["replace", "preserve_run_at"] {
         let db = Db::installed().await;
         let running = db.add_job("'t', '1', job_key := 'k'").await;
@@ -63,7 +63,7 @@ async fn a_running_job_gives_its_key_to_a_new_one_and_never_runs_again() {
 }
 
 #[tokio::test]
-async fn a_job_that_failed_for_good_gives_its_key_to_a_new_one() {
+async fn a_permanently_failed_job_passes_its_key_to_a_new_one() {
     let db = Db::installed().await;
     let failed = db.add_job("'t', '[1]', job_key := 'k', max_attempts := 1").await;
     db.run("update graphile_worker._private_jobs set attempts = 1, last_error = 'oops'").await;
@@ -139,7 +139,7 @@ async fn remove_job_deletes_a_job_that_does_not_run() {
 }
 
 #[tokio::test]
-async fn remove_job_deletes_a_job_that_failed_for_good() {
+async fn remove_job_deletes_a_permanently_failed_job() {
     let db = Db::installed().await;
     db.add_job("'t', job_key := 'k'").await;
     db.run("update graphile_worker._private_jobs set attempts = max_attempts").await;
@@ -170,7 +170,7 @@ async fn remove_job_deletes_a_job_whose_lock_is_stale() {
 }
 
 #[tokio::test]
-async fn remove_job_of_a_key_that_nobody_has_is_null() {
+async fn remove_job_of_an_unused_key_returns_null() {
     let db = Db::installed().await;
     db.add_job("'t', job_key := 'other'").await;
     assert_eq!(db.value("select graphile_worker.remove_job('k')").await, Value::Null);

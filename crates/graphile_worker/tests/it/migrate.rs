@@ -1,6 +1,7 @@
 //! Installing, taking over, refusing.
 
-use crate::support::{Db, Listener};
+use crate::support::{Db, Listener, until};
+use crate::worker_support::until_a_session_waits_for_a_lock;
 use graphile_worker::{Error, migrate};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
@@ -41,7 +42,7 @@ async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
 }
 
 #[tokio::test]
-async fn migrating_again_changes_nothing_and_waits_for_nobody() {
+async fn migrating_again_changes_nothing_and_waits_for_no_lock() {
     let db = Db::installed().await;
     let before = catalog(&db).await;
     // Whoever works here may hold any lock that workers and administrators take.
@@ -60,7 +61,7 @@ async fn migrating_again_changes_nothing_and_waits_for_nobody() {
 }
 
 #[tokio::test]
-async fn vacuum_never_pauses_nor_keeps_workers_out_unless_somebody_wants_it_so() {
+async fn vacuum_settings_are_set_and_not_changed_again() {
     let db = Db::installed().await;
     let settings = "select json_object_agg(relname, reloptions) from pg_class
         where relname in ('_private_jobs', '_private_job_queues')";
@@ -144,7 +145,7 @@ async fn any_legal_schema_name_works() {
 }
 
 #[tokio::test]
-async fn two_schemas_in_one_database_keep_to_themselves() {
+async fn two_schemas_in_one_database_are_independent() {
     let db = Db::installed().await;
     migrate(&db.pool, "second").await.unwrap();
     db.run("select second.add_job('t', queue_name := 'q', job_key := 'k')").await;
@@ -153,7 +154,7 @@ async fn two_schemas_in_one_database_keep_to_themselves() {
 }
 
 #[tokio::test]
-async fn a_name_that_cannot_be_a_schema_is_refused_with_a_sentence() {
+async fn an_invalid_schema_name_is_rejected_with_the_reason() {
     let db = Db::empty().await;
     for (name, problem) in
         [("", "is empty"), ("a\0b", "contains a NUL"), ("$user", "current role"), (&"x".repeat(64), "63 bytes")]
@@ -202,7 +203,7 @@ async fn a_role_that_may_not_create_schemas_installs_into_one_that_a_dba_made() 
 }
 
 #[tokio::test]
-async fn a_role_that_may_not_create_schemas_and_finds_none_is_told_so() {
+async fn a_role_that_may_not_create_schemas_and_finds_none_gets_an_error() {
     let db = Db::empty().await;
     let role = limited_role(&db).await;
     let error = migrate(&mut db.connect_as(&role).await, "graphile_worker").await.unwrap_err();
@@ -215,7 +216,7 @@ async fn a_role_that_may_not_create_schemas_and_finds_none_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_schema_that_is_somebody_elses_is_refused() {
+async fn a_schema_of_another_application_is_rejected() {
     let db = Db::empty().await;
     db.run("create schema occupied; create table occupied.jobs (id int)").await;
     let error = migrate(&db.pool, "occupied").await.unwrap_err();
@@ -233,7 +234,7 @@ async fn a_failed_installation_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_ledger_with_an_unknown_breaking_id_is_refused() {
+async fn a_ledger_with_an_unknown_breaking_id_is_rejected() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker.migrations (id, breaking) values (21, false), (22, true)").await;
     let error = migrate(&db.pool, "graphile_worker").await.unwrap_err();
@@ -242,7 +243,7 @@ async fn a_ledger_with_an_unknown_breaking_id_is_refused() {
 }
 
 #[tokio::test]
-async fn a_ledger_with_an_unknown_harmless_id_is_worked_with() {
+async fn a_ledger_with_an_unknown_id_that_is_not_breaking_is_accepted() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker.migrations (id, breaking) values (21, false)").await;
     let migration = migrate(&db.pool, "graphile_worker").await.unwrap();
@@ -250,7 +251,7 @@ async fn a_ledger_with_an_unknown_harmless_id_is_worked_with() {
 }
 
 #[tokio::test]
-async fn an_addition_of_a_newer_release_of_ours_is_refused_if_breaking() {
+async fn a_breaking_addition_of_a_newer_release_is_rejected() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._rs_additions (id, breaking) values (77, true)").await;
     let error = migrate(&db.pool, "graphile_worker").await.unwrap_err();
@@ -268,7 +269,7 @@ async fn force_unlock_works(db: &Db) -> bool {
 }
 
 #[tokio::test]
-async fn functions_that_another_program_replaced_are_put_back() {
+async fn functions_that_another_program_replaced_are_restored() {
     for newer_node in [false, true] {
         let db = Db::installed().await;
         db.run(REPLACED_FUNCTION).await;
@@ -283,7 +284,7 @@ async fn functions_that_another_program_replaced_are_put_back() {
 }
 
 #[tokio::test]
-async fn functions_are_left_alone_where_a_newer_node_has_changed_the_tables() {
+async fn functions_are_not_replaced_if_a_newer_node_has_changed_the_tables() {
     let db = Db::installed().await;
     db.run(REPLACED_FUNCTION).await;
     db.run(
@@ -296,7 +297,7 @@ async fn functions_are_left_alone_where_a_newer_node_has_changed_the_tables() {
 }
 
 #[tokio::test]
-async fn functions_are_left_alone_where_a_newer_node_has_changed_a_signature() {
+async fn functions_are_not_replaced_if_a_newer_node_has_changed_a_signature() {
     let db = Db::installed().await;
     db.run(
         "insert into graphile_worker.migrations (id) values (21);
@@ -344,7 +345,7 @@ async fn a_breaking_step_waits_for_workers_that_hold_jobs() {
 }
 
 #[tokio::test]
-async fn indexes_are_built_without_locking_out_who_adds_jobs() {
+async fn indexes_are_built_without_blocking_adds() {
     let db = Db::installed().await;
     db.run(
         "delete from graphile_worker._rs_additions where id = 9;
@@ -360,7 +361,7 @@ async fn indexes_are_built_without_locking_out_who_adds_jobs() {
     let building = "select count(*) from pg_stat_activity
                     where datname = current_database() and query like '%create index concurrently%'
                       and wait_event_type = 'Lock'";
-    while db.value(building).await != 1 {}
+    until("the index is being built", async || (db.value(building).await == 1).then_some(())).await;
     db.add_job("'t'").await;
     assert!(!migrating.is_finished());
     sqlx::raw_sql("commit").execute(&mut holds_it_up).await.unwrap();
@@ -372,7 +373,7 @@ async fn indexes_are_built_without_locking_out_who_adds_jobs() {
 }
 
 #[tokio::test]
-async fn an_index_whose_building_was_broken_off_is_built_anew() {
+async fn an_index_whose_build_was_interrupted_is_rebuilt() {
     let db = Db::installed().await;
     db.run(
         "delete from graphile_worker._rs_additions where id = 9;
@@ -385,7 +386,7 @@ async fn an_index_whose_building_was_broken_off_is_built_anew() {
 }
 
 #[tokio::test]
-async fn a_first_installation_disturbs_no_worker_of_another_schema() {
+async fn a_first_installation_does_not_affect_workers_of_another_schema() {
     let db = Db::installed().await;
     let mut listener = Listener::on(&db, "worker:migrate").await;
     migrate(&db.pool, "second").await.unwrap();
@@ -417,7 +418,7 @@ async fn a_migration_that_node_left_at_level_16_is_completed() {
 }
 
 #[tokio::test]
-async fn a_schema_that_was_renamed_gets_functions_that_know_its_name() {
+async fn a_renamed_schema_gets_functions_with_its_new_name() {
     let db = Db::installed().await;
     db.run("alter schema graphile_worker rename to renamed").await;
     assert!(migrate(&db.pool, "renamed").await.unwrap().changed);
@@ -442,7 +443,7 @@ async fn granted_role(db: &Db, policies_for: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_role_with_rights_on_the_tables_can_use_every_function_and_look() {
+async fn a_role_with_rights_on_the_tables_can_use_every_function_and_view() {
     let db = Db::installed().await;
     let role = granted_role(&db, "all").await;
     let mut granted = db.connect_as(&role).await;
@@ -462,7 +463,7 @@ async fn a_role_with_rights_on_the_tables_can_use_every_function_and_look() {
 }
 
 #[tokio::test]
-async fn a_role_that_cannot_see_a_job_is_told_so_and_does_not_search_for_ever() {
+async fn a_role_that_cannot_see_a_job_gets_an_error_instead_of_an_endless_loop() {
     let db = Db::installed().await;
     db.add_job("'t', job_key := 'k'").await;
     let role = granted_role(&db, "select").await;
@@ -491,8 +492,7 @@ async fn creating_the_triggers_waits_for_an_open_transaction_but_lets_others_wor
     sqlx::raw_sql("begin; select graphile_worker.add_job('t', queue_name := 'new')").execute(&mut open).await.unwrap();
     let pool = db.pool.clone();
     let migrating = tokio::spawn(async move { migrate(&pool, "graphile_worker").await });
-    let waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
-    while db.value(waits).await == 0 {}
+    until_a_session_waits_for_a_lock(&db).await;
     db.add_job("'t', queue_name := 'newer'").await;
     assert!(!migrating.is_finished());
     sqlx::raw_sql("commit").execute(&mut open).await.unwrap();
@@ -502,7 +502,7 @@ async fn creating_the_triggers_waits_for_an_open_transaction_but_lets_others_wor
 }
 
 #[tokio::test]
-async fn everything_that_only_we_have_says_what_it_is_for() {
+async fn every_addition_has_a_comment() {
     let db = Db::installed().await;
     let undescribed = "
         select coalesce(json_agg(name order by name), '[]') from (

@@ -53,7 +53,7 @@ fn ids() -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn a_worker_runs_them_and_the_jobs_beside_them() {
+async fn a_worker_runs_odd_rows_and_the_other_jobs() {
     let db = database().await;
     let ran = Arc::new(Mutex::new(Vec::new()));
     let runs = ran.clone();
@@ -84,7 +84,7 @@ async fn a_payload_that_the_handler_cannot_take_fails_its_own_job_only() {
 }
 
 #[tokio::test]
-async fn the_utilities_read_them_all() {
+async fn the_utilities_read_odd_rows() {
     let db = database().await;
     db.run("update graphile_worker._private_jobs set run_at = 'infinity' where id = 1").await;
     db.run("update graphile_worker._private_jobs set locked_at = 'infinity', locked_by = 'somebody' where id = 2")
@@ -109,7 +109,7 @@ async fn the_utilities_read_them_all() {
 }
 
 #[tokio::test]
-async fn the_utilities_change_them_through_either_driver() {
+async fn the_utilities_change_odd_rows_through_either_driver() {
     let db = database().await;
     let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
     let options = RescheduleJobOptions { priority: Some(1), ..Default::default() };
@@ -134,7 +134,7 @@ async fn the_utilities_change_them_through_either_driver() {
 }
 
 #[tokio::test]
-async fn a_sweep_frees_them_with_the_others_of_their_worker() {
+async fn a_sweep_releases_odd_rows_and_the_other_jobs_of_their_worker() {
     let db = database().await;
     db.run(
         "update graphile_worker._private_jobs set locked_by = 'rs-live-dead', locked_at = now();
@@ -152,7 +152,7 @@ async fn a_sweep_frees_them_with_the_others_of_their_worker() {
 const ODD_TIMES: [&str; 4] = ["infinity", "-infinity", "4000-01-01 BC", "290000-01-01"];
 
 #[tokio::test]
-async fn a_worker_goes_on_if_the_lock_of_a_job_it_runs_becomes_odd() {
+async fn a_worker_continues_if_the_lock_of_a_running_job_becomes_odd() {
     for time in ODD_TIMES {
         let db = Db::installed().await;
         for _ in 0..3 {

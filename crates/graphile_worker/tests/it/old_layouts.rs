@@ -172,7 +172,7 @@ async fn a_job_whose_task_was_deleted_is_kept() {
 }
 
 #[tokio::test]
-async fn an_old_layout_with_running_jobs_is_refused_and_left_as_it_is() {
+async fn an_old_layout_with_running_jobs_is_rejected_and_not_changed() {
     for (layout, locked) in [
         (BY_NAME, "update graphile_worker.jobs set locked_at = now(), locked_by = 'worker-1' where id = 3"),
         (BY_ID, "update graphile_worker.jobs set locked_at = now(), locked_by = 'worker-1' where id = 3"),
@@ -197,7 +197,7 @@ async fn an_old_layout_with_running_jobs_is_refused_and_left_as_it_is() {
 }
 
 #[tokio::test]
-async fn stale_locks_do_not_hold_a_move_up() {
+async fn stale_locks_do_not_delay_a_migration_of_an_old_layout() {
     let db = Db::empty().await;
     db.run(BY_NAME).await;
     db.run("update graphile_worker.jobs set locked_at = now() - interval '5 hours', locked_by = 'dead' where id = 5")
@@ -207,7 +207,7 @@ async fn stale_locks_do_not_hold_a_move_up() {
 }
 
 #[tokio::test]
-async fn a_users_view_on_the_old_table_is_not_destroyed() {
+async fn a_view_of_the_application_on_the_old_table_is_not_dropped() {
     let db = Db::empty().await;
     db.run(BY_NAME).await;
     db.run("create view my_report as select id from graphile_worker.jobs").await;
@@ -217,7 +217,7 @@ async fn a_users_view_on_the_old_table_is_not_destroyed() {
 }
 
 #[tokio::test]
-async fn moving_up_announces_each_breaking_step() {
+async fn migrating_an_old_layout_announces_each_breaking_step() {
     let db = Db::empty().await;
     db.run(BY_NAME).await;
     let mut listener = Listener::on(&db, "worker:migrate").await;

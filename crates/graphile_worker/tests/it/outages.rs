@@ -2,6 +2,7 @@
 
 use crate::network::{Network, url_at};
 use crate::support::{Db, Log, Started, until};
+use crate::worker_support::until_worker_listens;
 use graphile_worker::{
     CronTick, Error, FetchError, ListenConnecting, TaskOptions, TestClock, WorkerContext, WorkerOptions,
 };
@@ -19,13 +20,13 @@ fn options(pool: PgPool) -> WorkerOptions {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_lost_leaves_the_queue_to_the_worker_that_has_its_job() {
+async fn a_lost_answer_leaves_the_queue_locked_by_the_worker_that_has_its_job() {
     lose_an_answer(true, 0).await;
 }
 
 /// Behind a pooler an exchange is a transaction: whichever of its answers is lost, the same holds.
 #[tokio::test]
-async fn a_lost_answer_harms_nobody_behind_a_pooler_either() {
+async fn a_lost_answer_loses_nothing_behind_a_pooler() {
     for answers_before in 0..8 {
         lose_an_answer(false, answers_before).await;
     }
@@ -65,7 +66,7 @@ async fn lose_an_answer(prepared_statements: bool, answers_before: i64) {
 }
 
 #[tokio::test]
-async fn a_locked_table_costs_a_worker_behind_a_pooler_nothing_but_time() {
+async fn a_locked_table_only_delays_a_worker_behind_a_pooler() {
     let db = Db::installed().await;
     let (sender, mut ran) = mpsc::unbounded_channel();
     let is_locked = CancellationToken::new();
@@ -100,7 +101,7 @@ async fn a_locked_table_costs_a_worker_behind_a_pooler_nothing_but_time() {
 }
 
 #[tokio::test]
-async fn what_ended_while_the_database_was_away_is_written_when_it_is_back_even_after_the_grace_period() {
+async fn outcomes_are_written_when_the_database_is_back_even_after_the_grace_period() {
     let db = Db::installed().await;
     db.add_job("'t', '1', 'q'").await;
     let network = Network::default();
@@ -120,6 +121,7 @@ async fn what_ended_while_the_database_was_away_is_written_when_it_is_back_even_
     let started = Started::new(options).await;
     begun.notified().await;
     started.worker.request_shutdown();
+    // Longer than the grace period, whose end no event marks. If this is too short, the test only shows less.
     tokio::time::sleep(Duration::from_millis(400)).await;
     network.down.store(false, Ordering::SeqCst);
     started.running.await.unwrap().unwrap();
@@ -128,7 +130,7 @@ async fn what_ended_while_the_database_was_away_is_written_when_it_is_back_even_
 }
 
 #[tokio::test]
-async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_says_what_it_leaves_behind() {
+async fn a_second_shutdown_request_during_an_outage_stops_the_worker_with_an_error() {
     let db = Db::installed().await;
     db.add_job("'t', '1'").await;
     let network = Network::default();
@@ -156,7 +158,7 @@ async fn a_worker_that_is_told_twice_leaves_although_the_database_is_away_and_sa
 
 /// Takes as long as the worker needs to become suspicious of silence: about 25 seconds.
 #[tokio::test]
-async fn a_connection_that_never_gets_to_listen_is_given_up() {
+async fn a_connection_that_cannot_listen_is_replaced() {
     let db = Db::installed().await;
     let network = Network::default();
     network.poll_only.store(true, Ordering::SeqCst);
@@ -183,7 +185,7 @@ async fn a_connection_that_never_gets_to_listen_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced() {
+async fn a_silent_listening_connection_is_detected_and_replaced() {
     let db = Db::installed().await;
     let network = Network::default();
     let (sender, mut ran) = mpsc::unbounded_channel();
@@ -198,10 +200,7 @@ async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced()
     let started = Started::new(options).await;
     db.add_job("'t', '1'").await;
     assert_eq!(ran.recv().await, Some(1));
-    let listens = "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%'";
-    while db.value(listens).await == 0 {
-        tokio::task::yield_now().await;
-    }
+    until_worker_listens(&db).await;
     network.poll_only.store(true, Ordering::SeqCst);
     // Until the worker has nothing more to do of its own accord.
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -215,7 +214,7 @@ async fn a_connection_that_listens_and_hears_nothing_is_found_out_and_replaced()
 }
 
 #[tokio::test]
-async fn what_recurs_and_was_missed_while_the_database_was_away_is_made_up_for_as_the_item_says() {
+async fn recurring_jobs_missed_during_an_outage_are_backfilled_as_configured() {
     let db = Db::installed().await;
     let network = Network::default();
     let time = |text: &str| format!("2026-03-10T{text}Z").parse().unwrap();
@@ -235,9 +234,7 @@ async fn what_recurs_and_was_missed_while_the_database_was_away_is_made_up_for_a
     clock.set(time("11:30:00"));
     let connected =
         "select count(*) from pg_stat_activity where datname = current_database() and application_name like '% cron'";
-    while db.value(connected).await != 0 {
-        tokio::task::yield_now().await;
-    }
+    until("the connection is lost", async || (db.value(connected).await == 0).then_some(())).await;
     network.down.store(false, Ordering::SeqCst);
     assert_eq!(looks.recv().await, Some(time("11:30:00")));
     let jobs = "select json_agg(task_identifier || to_char(run_at at time zone 'UTC', ' HH24:MI') order by id)
@@ -329,7 +326,7 @@ async fn a_worker_that_waits_for_the_database_can_be_stopped() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_ready_in_time_is_reported_with_how_long_it_was_tried() {
+async fn a_database_that_is_not_ready_in_time_is_an_error_with_the_time_waited() {
     let nowhere = at("postgres://postgres@127.0.0.1:1/nowhere");
     let error = run_once(nowhere.startup_timeout(Duration::from_millis(200))).await.unwrap_err();
     assert!(error.to_string().starts_with("the database was not ready after 2"), "{error}");
@@ -339,7 +336,7 @@ async fn a_database_that_is_not_ready_in_time_is_reported_with_how_long_it_was_t
 }
 
 #[tokio::test]
-async fn an_error_that_waiting_does_not_cure_is_reported_at_once() {
+async fn an_error_that_is_not_transient_is_reported_at_once() {
     let db = Db::installed().await;
     let (log, _guard) = Log::start();
     let nowhere = db.options().database("nowhere").clone();
@@ -357,7 +354,7 @@ async fn an_error_that_waiting_does_not_cure_is_reported_at_once() {
 /// Packets vanish and nothing is closed. What notices is the time that the server takes to answer, as set in code or, for
 /// those who come from libpq, in the connection string.
 #[tokio::test]
-async fn a_silent_partition_is_over_when_the_answer_timeout_is() {
+async fn a_silent_partition_ends_with_the_answer_timeout() {
     for in_code in [true, false] {
         let db = Db::installed().await;
         let (log, _guard) = Log::start();
@@ -399,7 +396,7 @@ async fn a_silent_partition_is_over_when_the_answer_timeout_is() {
 /// Nothing is closed and nothing is refused: not even new connections get an answer. The handler's query would wait for
 /// ever; the timeout of its task ends it.
 #[tokio::test]
-async fn a_network_that_swallows_new_connections_too_costs_nothing_but_time() {
+async fn a_network_that_drops_new_connections_too_only_delays_jobs() {
     let db = Db::installed().await;
     let network = Network::default();
     let url = network.url(&db, TcpListener::bind("127.0.0.1:0").await.unwrap());
@@ -442,7 +439,7 @@ async fn a_network_that_swallows_new_connections_too_costs_nothing_but_time() {
 
 /// The server gives up sessions whose client is silent: the worker's own, and those of its handlers.
 #[tokio::test]
-async fn the_server_is_asked_to_notice_that_a_client_is_gone() {
+async fn the_server_is_configured_to_detect_dead_clients() {
     let db = Db::installed().await;
     for (parameters, expected) in [
         ("", json!({"idle": "20", "interval": "5", "count": "3"})),

@@ -2,6 +2,7 @@
 //! server connections are really shared with strangers.
 
 use crate::support::{Db, Log, Started, until};
+use crate::worker_support::until_no_jobs;
 use graphile_worker::{
     CleanupTask, DoctorLevel, Error, JobFilter, JobSpec, ListenSuccess, RawJobSpec, RescheduleJobOptions,
     SweepStaleWorkersOptions, TaskError, TaskOptions, TestClock, WorkerContext, WorkerOptions, WorkerRecoveryConfig,
@@ -116,13 +117,6 @@ async fn assert_nothing_left(url: &str, servers: usize) {
     }
 }
 
-async fn until_no_jobs(db: &Db) {
-    until("all jobs are done", async || {
-        (db.value("select count(*) from graphile_worker.jobs").await == 0).then_some(())
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn a_worker_starts_through_pgbouncer_with_its_default_settings() {
     for mode in ["session", "transaction"] {
@@ -205,7 +199,7 @@ async fn is_woken(db: &Db, options: WorkerOptions) {
 }
 
 #[tokio::test]
-async fn in_transaction_mode_without_a_direct_connection_a_worker_polls_and_says_so() {
+async fn in_transaction_mode_without_a_direct_connection_a_worker_polls_and_logs_it() {
     for with_another_pooler in [false, true] {
         let db = Db::installed().await;
         let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
@@ -307,7 +301,7 @@ fn busy_worker(url: &str, seen: &Arc<Seen>) -> WorkerOptions {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_workers_beside_strangers_lose_nothing_and_do_nothing_twice() {
+async fn two_workers_beside_other_clients_lose_nothing_and_run_nothing_twice() {
     let db = Db::installed().await;
     db.run("create table written (n int primary key)").await;
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
@@ -417,7 +411,7 @@ async fn everything_utilities_can_do(utils: &WorkerUtils) {
 }
 
 #[tokio::test]
-async fn utilities_work_beside_strangers() {
+async fn utilities_work_beside_other_clients() {
     let db = Db::installed().await;
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     let strangers = Strangers::start(&url);
@@ -431,7 +425,7 @@ async fn utilities_work_beside_strangers() {
 }
 
 #[tokio::test]
-async fn a_transaction_of_the_applications_takes_jobs_through_a_pooler_with_either_driver() {
+async fn a_transaction_of_the_application_adds_jobs_through_a_pooler_with_either_driver() {
     let db = Db::installed().await;
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     let utils = utils(&url);
@@ -480,7 +474,7 @@ async fn jobs_of_a_dead_worker_are_recovered_through_a_pooler() {
 
 /// Its connections have no name there, which says nothing about the worker.
 #[tokio::test]
-async fn the_connections_of_a_worker_behind_a_pooler_are_not_judged() {
+async fn the_missing_connections_of_a_worker_behind_a_pooler_are_not_reported() {
     for mode in ["session", "transaction"] {
         let db = Db::installed().await;
         let (_pooler, url) = db.pgbouncer(&[("pool_mode", mode)]);
@@ -513,7 +507,7 @@ async fn the_connections_of_a_worker_behind_a_pooler_are_not_judged() {
 }
 
 #[tokio::test]
-async fn a_worker_outlasts_a_restart_of_the_pooler() {
+async fn a_worker_survives_a_restart_of_the_pooler() {
     let db = Db::installed().await;
     let (mut pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     let started = Started::new(worker(&url).define_task("t", |_: i64, _: WorkerContext| async {})).await;
@@ -527,7 +521,7 @@ async fn a_worker_outlasts_a_restart_of_the_pooler() {
 
 /// It takes a lock and a setting of a session.
 #[tokio::test]
-async fn indexes_are_built_beside_running_workers_only_if_a_session_is_ours() {
+async fn indexes_are_built_beside_running_workers_only_on_a_direct_connection() {
     let db = Db::installed().await;
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     db.run(
@@ -548,7 +542,7 @@ async fn indexes_are_built_beside_running_workers_only_if_a_session_is_ours() {
 }
 
 #[tokio::test]
-async fn a_pool_that_a_pooler_refuses_is_explained() {
+async fn a_pool_that_a_pooler_rejects_is_explained() {
     let db = Db::installed().await;
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     let pool = PgPool::connect_lazy(&url).unwrap();

@@ -2,7 +2,7 @@
 //! again to run `worker_process` alone; it writes what it ran into a file, a line a run.
 
 use crate::support::{Db, until};
-use graphile_worker::{JobSpec, RawJobSpec, TaskError, WorkerContext, WorkerOptions, WorkerUtils};
+use graphile_worker::{JobSpec, RawJobSpec, TaskError, WorkerContext, WorkerOptions, WorkerShutdown, WorkerUtils};
 use graphile_worker_devdb::ClusterOptions;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -197,7 +197,7 @@ async fn named_queues_never_overlap_over_four_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
+async fn a_worker_survives_a_crash_of_the_server() {
     let folder = Folder::new("crash");
     let cluster = ClusterOptions::new(folder.0.join("db")).open().unwrap();
     let pool = PgPool::connect_with(cluster.options("postgres")).await.unwrap();
@@ -227,15 +227,11 @@ async fn a_server_that_crashes_in_the_middle_of_a_drain_is_waited_for() {
         async move { worker.run().await }
     });
     let count = || ran.lock().unwrap().len();
-    while count() < 2000 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    // One server process dies: PostgreSQL throws everybody out and recovers.
+    until("2,000 jobs have run", async || (count() >= 2000).then_some(())).await;
+    // One server process dies: PostgreSQL closes all connections and recovers.
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.unwrap();
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
-    while count() < 20_000 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("all jobs have run", async || (count() >= 20_000).then_some(())).await;
     worker.request_shutdown();
     running.await.unwrap().unwrap();
     let mut ran = ran.lock().unwrap().clone();
@@ -260,6 +256,10 @@ async fn process_that_listens_to_signals() {
         .database_url(&url)
         .shutdown_grace_period(Duration::from_secs(3600))
         .interrupted_job_retry_delay(Duration::from_secs(100))
+        .on(WorkerShutdown, |_| async {
+            let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
+            std::fs::write(folder.join("stopping"), "").unwrap();
+        })
         .define_task("for_ever", |_: Value, _| std::future::pending::<()>())
         .init()
         .await
@@ -268,22 +268,24 @@ async fn process_that_listens_to_signals() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_signal_asks_and_the_second_insists() {
+async fn the_first_signal_waits_for_jobs_and_the_second_interrupts_them() {
     let db = Db::installed().await;
     db.add_job("'for_ever'").await;
+    let folder = Folder::new("signals");
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::process_that_listens_to_signals", "--nocapture"])
         .env("GW_TEST_SIGNALS_URL", db.url())
+        .env("GW_TEST_FOLDER", &folder.0)
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
     let running = "select count(*) from graphile_worker.jobs where locked_by is not null";
-    while db.value(running).await == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the job runs", async || (db.value(running).await == 1).then_some(())).await;
     let signal = |name: &str| Command::new("kill").args([name, &process.id().to_string()]).status().unwrap();
     assert!(signal("-TERM").success());
-    // It lets the job go on: a new one is not touched, and the old one is still its own.
+    // Without this, the worker may claim the second job before the signal arrives.
+    until("the process handles the signal", async || folder.0.join("stopping").exists().then_some(())).await;
+    // The job continues, and the worker does not claim a new one. If this is too short, the test only shows less.
     let before = db.value("select locked_by from graphile_worker.jobs").await;
     db.add_job("'for_ever', job_key := 'second'").await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -298,7 +300,7 @@ async fn the_first_signal_asks_and_the_second_insists() {
 
 /// A process whose workers end while it goes on. It creates the file `ready` when signals may come.
 #[tokio::test]
-async fn process_that_outlives_its_worker() {
+async fn process_that_continues_after_its_worker() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(url) = std::env::var("GW_TEST_OUTLIVES_URL") else { return };
     let folder = PathBuf::from(std::env::var_os("GW_TEST_FOLDER").unwrap());
@@ -376,7 +378,7 @@ impl Outliving {
             }
         };
         command
-            .args(["--exact", "processes::process_that_outlives_its_worker", "--nocapture"])
+            .args(["--exact", "processes::process_that_continues_after_its_worker", "--nocapture"])
             .env("GW_TEST_OUTLIVES_URL", db.url())
             .env("GW_TEST_FOLDER", &folder.0)
             .env("GW_TEST_HOW", how)
@@ -412,7 +414,7 @@ fn kill(signal: &str, process: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_a_process_that_goes_on_without_its_worker() {
+async fn a_signal_ends_a_process_that_continues_after_its_worker() {
     for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
         let process = Outliving::start("after an error", &format!("error{signal}"), None).await;
         process.signal(signal);
@@ -446,7 +448,7 @@ async fn a_process_that_handles_signals_itself_keeps_its_handler_after_its_worke
 
 /// The kernel ignores the default action of a signal for process 1.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_ends_process_1_of_a_container_that_goes_on_without_its_worker() {
+async fn a_signal_ends_process_1_of_a_container_that_continues_after_its_worker() {
     if !Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success()) {
         return; // Only root can do this, and only on Linux.
     }
@@ -505,9 +507,8 @@ async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_
     let left = "select count(*) from graphile_worker._private_jobs";
     // Whenever some hundred jobs more are done, one is killed and another takes its place.
     for (number, fewer) in (4..12).zip([9500, 9000, 8500, 8000, 7500, 7000, 6500, 6000]) {
-        while db.value(left).await.as_i64().unwrap() > fewer {
-            tokio::task::yield_now().await;
-        }
+        until("some hundred jobs more have run", async || (db.value(left).await.as_i64()? <= fewer).then_some(()))
+            .await;
         let victim = &mut workers[number % 4];
         victim.kill().unwrap();
         victim.wait().unwrap();
@@ -527,7 +528,7 @@ async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_done() {
+async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_completed() {
     let db = Db::installed().await;
     let folder = Folder::new("poison");
     db.run("select graphile_worker.add_job('poison', max_attempts := 2, priority := -1); select graphile_worker.add_job('mortal') from generate_series(1, 200)")
@@ -566,7 +567,7 @@ impl Ended {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_stood_still_for_longer_than_the_threshold_writes_nothing_twice_and_goes_on() {
+async fn a_worker_suspended_for_longer_than_the_threshold_writes_nothing_twice_and_continues() {
     let db = Db::installed().await;
     let folder = Folder::new("stands-still");
     // The job of the future keeps the processes from ending.
@@ -580,9 +581,8 @@ async fn a_worker_that_stood_still_for_longer_than_the_threshold_writes_nothing_
         Ended(command.env("GW_TEST_MORTAL", "1").env("GW_TEST_THRESHOLD", "1").spawn().unwrap())
     };
     let begun = async |number: i32| {
-        while !folder.0.join(format!("begun-{number}")).exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let path = folder.0.join(format!("begun-{number}"));
+        until("the job has begun", async || path.exists().then_some(())).await;
     };
     let slow = start(0);
     begun(0).await;
@@ -590,15 +590,16 @@ async fn a_worker_that_stood_still_for_longer_than_the_threshold_writes_nothing_
     let other = start(1);
     begun(1).await;
     std::fs::write(folder.0.join("write"), "").unwrap();
-    while db.value("select count(*) from written").await != 1 {}
+    let written = async || db.value("select count(*) from written").await;
+    until("the job is written", async || (written().await == 1).then_some(())).await;
     slow.signal("-CONT");
 
     // It goes on under another name, now that the other one is gone.
     other.signal("-KILL");
     db.run("select graphile_worker.add_job('writes', '{}', 'q')").await;
     let by_whom = "select json_agg(worker order by job) from written";
-    while db.value("select count(*) from written").await == 1 {}
+    until("the next job is written", async || (written().await == 2).then_some(())).await;
     assert_eq!(db.value(by_whom).await, json!([1, 0]), "each job is written once");
     let names = "select count(*) from graphile_worker._rs_workers";
-    while db.value(names).await != 1 {}
+    until("only one worker is registered", async || (db.value(names).await == 1).then_some(())).await;
 }

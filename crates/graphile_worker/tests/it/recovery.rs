@@ -1,11 +1,12 @@
 //! Workers that die, or are only slow: who is declared dead, and what becomes of their jobs.
 
 use crate::support::{Db, Started, until};
+use crate::worker_support::{until_no_jobs, until_true, utils};
 use chrono::{DateTime, Utc};
 use graphile_worker::{
     Error, FailureReason, HookRegistry, INFRASTRUCTURE_RESILIENT_FLAG, JobInterrupted, JobQuarantined, JobRecovery,
     JobRecoveryResult, SweepStaleWorkersOptions, WorkerContext, WorkerHeartbeatMissed, WorkerOptions, WorkerRecovered,
-    WorkerRecoveryConfig, WorkerUtils,
+    WorkerRecoveryConfig,
 };
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,12 +46,8 @@ async fn locks(db: &Db) -> Value {
         .await
 }
 
-fn utils(db: &Db) -> WorkerUtils {
-    WorkerUtils::new(db.pool.clone(), "graphile_worker".to_string())
-}
-
 #[tokio::test]
-async fn jobs_of_a_worker_that_is_not_heard_of_run_again_later_with_the_attempt_refunded() {
+async fn jobs_of_a_worker_without_heartbeats_run_again_later_with_the_attempt_refunded() {
     let db = Db::installed().await;
     let id = add(&db, "'t', queue_name := 'q'").await;
     let other = add(&db, "'t'").await;
@@ -82,7 +79,7 @@ async fn jobs_of_a_worker_that_is_not_heard_of_run_again_later_with_the_attempt_
 }
 
 #[tokio::test]
-async fn only_who_registers_can_be_declared_dead() {
+async fn only_registered_workers_can_be_declared_dead() {
     let db = Db::installed().await;
     let (orphan, nodes, ours) = (add(&db, "'t'").await, add(&db, "'t'").await, add(&db, "'t'").await);
     hold(&db, "rs-live-gone", &[orphan]).await;
@@ -98,7 +95,7 @@ async fn only_who_registers_can_be_declared_dead() {
 
 /// Why nobody is declared dead before its time because the server has seen its connections end.
 #[tokio::test]
-async fn a_worker_whose_connections_were_all_closed_lives_and_keeps_its_job() {
+async fn a_worker_whose_connections_were_all_closed_is_alive_and_keeps_its_job() {
     let db = Db::installed().await;
     let (begun, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begins, ends) = (begun.clone(), end.clone());
@@ -121,12 +118,13 @@ async fn a_worker_whose_connections_were_all_closed_lives_and_keeps_its_job() {
     let result = utils(&db).sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
     assert_eq!((result.recovered_count, locks(&db).await), (0, holder));
     end.notify_one();
-    while db.value(&format!("select count(*) from graphile_worker.jobs where id = {id}")).await != 0 {}
+    until_true("the job is completed", &db, &format!("select count(*) = 0 from graphile_worker.jobs where id = {id}"))
+        .await;
     started.stop().await;
 }
 
 #[tokio::test]
-async fn a_worker_that_is_heard_of_rarely_is_judged_by_its_own_interval() {
+async fn a_worker_with_rare_heartbeats_is_judged_by_its_own_interval() {
     let db = Db::installed().await;
     dead_worker(&db, "rs-live-a", "6 minutes", &[]).await;
     db.run("update graphile_worker._rs_workers set heartbeat_interval = '4 minutes'").await;
@@ -152,7 +150,7 @@ async fn workers_with_resilient_jobs_are_given_more_time() {
 }
 
 #[tokio::test]
-async fn hooks_decide_what_becomes_of_each_job() {
+async fn hooks_decide_how_each_job_is_recovered() {
     let db = Db::installed().await;
     let mut ids = Vec::new();
     for task in ["default", "later", "fails", "stays"] {
@@ -236,7 +234,7 @@ async fn a_job_whose_workers_keep_dying_is_quarantined() {
 }
 
 #[tokio::test]
-async fn a_job_that_was_removed_while_it_ran_is_not_brought_back_but_one_that_was_replaced_is() {
+async fn a_job_removed_while_it_ran_is_not_recovered_but_a_replaced_one_is() {
     let db = Db::installed().await;
     let removed = add(&db, "'t', job_key := 'removed'").await;
     let replaced = add(&db, "'t', job_key := 'replaced'").await;
@@ -251,7 +249,7 @@ async fn a_job_that_was_removed_while_it_ran_is_not_brought_back_but_one_that_wa
 }
 
 #[tokio::test]
-async fn a_job_that_was_removed_hours_ago_is_not_brought_back_either() {
+async fn a_job_that_was_removed_hours_ago_is_not_recovered() {
     let db = Db::installed().await;
     let began = Arc::new(Notify::new());
     let begins = began.clone();
@@ -306,7 +304,7 @@ async fn a_hook_that_panics_leaves_the_job_to_the_default() {
 }
 
 #[tokio::test]
-async fn while_somebody_sweeps_nobody_else_does() {
+async fn only_one_session_sweeps_at_a_time() {
     let db = Db::installed().await;
     let id = add(&db, "'t'").await;
     dead_worker(&db, "rs-live-dead", "1 hour", &[id]).await;
@@ -336,7 +334,7 @@ async fn an_operator_can_sweep_from_psql() {
 }
 
 #[tokio::test]
-async fn settings_that_would_kill_the_living_are_refused() {
+async fn settings_that_would_declare_live_workers_dead_are_rejected() {
     let refused = async |config: WorkerRecoveryConfig| {
         let options = WorkerOptions::default().database_url("postgres://nowhere.invalid/").worker_recovery(config);
         options.init().await.err().unwrap().to_string()
@@ -367,7 +365,7 @@ fn options(db: &Db) -> WorkerOptions {
 }
 
 #[tokio::test]
-async fn a_worker_registers_and_signs_off() {
+async fn a_worker_registers_and_deregisters() {
     let db = Db::installed().await;
     let (sender, mut ran) = mpsc::unbounded_channel();
     let started = Started::new(options(&db).define_task("t", move |_: Value, ctx: WorkerContext| {
@@ -382,13 +380,17 @@ async fn a_worker_registers_and_signs_off() {
     assert_eq!((&*workers[0].worker_id, workers[0].is_stale), (&*worker, false));
     assert_eq!(workers[0].version.as_deref(), Some(env!("CARGO_PKG_VERSION")));
     let before = workers[0].last_heartbeat_at;
-    while utils(&db).list_active_workers(Duration::from_secs(20)).await.unwrap()[0].last_heartbeat_at == before {}
+    until("the next heartbeat", async || {
+        let workers = utils(&db).list_active_workers(Duration::from_secs(20)).await.unwrap();
+        (workers[0].last_heartbeat_at != before).then_some(())
+    })
+    .await;
     started.stop().await;
     assert_eq!(db.value("select count(*) from graphile_worker._rs_workers").await, 0);
 }
 
 #[tokio::test]
-async fn a_running_worker_recovers_what_dead_ones_held() {
+async fn a_running_worker_recovers_jobs_and_queues_of_dead_workers() {
     let db = Db::installed().await;
     let first = add(&db, "'t', queue_name := 'q'").await;
     add(&db, "'t', queue_name := 'q'").await;
@@ -406,7 +408,7 @@ async fn a_running_worker_recovers_what_dead_ones_held() {
 }
 
 #[tokio::test]
-async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_name() {
+async fn a_slow_worker_that_was_declared_dead_writes_nothing_and_continues_under_a_new_id() {
     let db = Db::installed().await;
     let (sender, mut runs) = mpsc::unbounded_channel();
     // The first run may still wait when the second one begins.
@@ -436,7 +438,7 @@ async fn a_worker_that_was_only_slow_writes_nothing_and_goes_on_under_another_na
     );
     assert_eq!(locks(&db).await, json!({ id.to_string(): second }));
     release.add_permits(2);
-    while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
+    until_no_jobs(&db).await;
     started.stop().await;
     assert!(runs.try_recv().is_err(), "it ran twice, and no more");
 }
@@ -453,16 +455,19 @@ async fn a_worker_whose_heartbeat_is_old_claims_nothing() -> Result<(), Error> {
     let worker = Arc::new(worker);
     let runs = worker.clone();
     let running = tokio::spawn(async move { runs.run().await });
-    while db.value("select count(*) from graphile_worker._rs_workers").await == 0 {}
+    until_true("the worker is registered", &db, "select count(*) = 1 from graphile_worker._rs_workers").await;
     // As if it had been stopped, and goes on with a claim before its heart beats again.
     db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '16 seconds'").await;
     db.add_job("'t'").await;
-    for _ in 0..20 {
-        assert_eq!(locks(&db).await, json!({}));
-        assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 1);
-    }
-    // Its heart beats again.
-    while db.value("select count(*) from graphile_worker._private_jobs").await != 0 {}
+    // Each state is read by one statement: until the next heartbeat, the job stays and is not locked.
+    let claimed_too_early = "select last_heartbeat_at < now() - interval '15 seconds'
+          and not exists (select from graphile_worker._private_jobs where locked_by is null)
+        from graphile_worker._rs_workers";
+    until("the job is completed after the next heartbeat", async || {
+        assert_eq!(db.value(claimed_too_early).await, false);
+        (db.value("select count(*) from graphile_worker._private_jobs").await == 0).then_some(())
+    })
+    .await;
     worker.request_shutdown();
     running.await.unwrap()
 }
@@ -536,7 +541,7 @@ fn a_handler_that_blocks_its_thread_keeps_its_job_while_other_workers_sweep() {
 }
 
 #[tokio::test]
-async fn hooks_that_hear_of_a_missed_heartbeat_run_on_the_applications_runtime() {
+async fn hooks_for_missed_heartbeats_run_on_the_applications_runtime() {
     let db = Db::installed().await;
     let (sender, mut missed) = mpsc::unbounded_channel();
     let options = options(&db).define_task("t", |_: Value, _| async {}).on(WorkerHeartbeatMissed, move |ctx| {
@@ -556,7 +561,7 @@ async fn hooks_that_hear_of_a_missed_heartbeat_run_on_the_applications_runtime()
 }
 
 #[tokio::test]
-async fn the_heartbeat_ends_with_its_worker_even_if_that_is_dropped() {
+async fn the_heartbeat_ends_when_its_worker_is_dropped() {
     let db = Db::installed().await;
     let started = Started::new(options(&db).define_task("t", |_: Value, _| async {})).await;
     let heartbeats = format!("select count(*) {HEARTBEATS}");

@@ -1,7 +1,7 @@
 //! Servers that do not let a worker work: standbys, read-only databases, and those without a connection left. The worker and
 //! the checkup say which of these it is, and what to do.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Log, Started, until};
 use graphile_worker::{DoctorLevel, DoctorReport, Error, WorkerOptions, WorkerUtils};
 use graphile_worker_devdb::ClusterOptions;
 use serde_json::Value;
@@ -41,7 +41,7 @@ async fn pool(options: PgConnectOptions) -> PgPool {
 }
 
 #[tokio::test]
-async fn a_standby_is_named() {
+async fn a_standby_is_reported() {
     let folder = std::env::temp_dir().join(format!("gw-standby-{}", std::process::id()));
     let cluster = ClusterOptions::new(&folder).durable(false).open().unwrap();
     let mut connection = PgConnection::connect_with(&cluster.options("postgres")).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_standby_is_named() {
     let utils = WorkerUtils::new(pool(options).await, "graphile_worker");
     let checkup = utils.doctor().await.unwrap();
     assert_eq!(check(&checkup, "server_role").0, DoctorLevel::Problem);
-    assert!(utils.is_migrated().await.unwrap(), "to look is allowed");
+    assert!(utils.is_migrated().await.unwrap(), "reading is allowed");
     let error = utils.add_raw_job("t", 1, Default::default()).await.unwrap_err();
     assert!(spoken(&error).contains("Connect to the primary"), "{error}");
     cluster.stop().unwrap();
@@ -73,7 +73,7 @@ fn data_of(folder: &std::path::Path) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn a_read_only_database_is_named() {
+async fn a_read_only_database_is_reported() {
     let db = Db::installed().await;
     let name = db.value("select current_database()").await;
     let name = name.as_str().unwrap();
@@ -95,7 +95,7 @@ async fn a_read_only_database_is_named() {
 }
 
 #[tokio::test]
-async fn a_database_that_can_be_written_is_well() {
+async fn a_writable_database_has_no_problem() {
     let db = Db::installed().await;
     let checkup = WorkerUtils::new(db.pool.clone(), "graphile_worker").doctor().await.unwrap();
     for name in ["read_only", "search_path", "connection_limits"] {
@@ -116,7 +116,7 @@ async fn drop_role(db: &Db, role: &str) {
 }
 
 #[tokio::test]
-async fn a_role_with_one_connection_is_named() {
+async fn a_role_with_one_connection_is_reported() {
     let db = Db::empty().await;
     let (role, options) = owner(&db, "connection limit 1").await;
     let options_of_worker = WorkerOptions::default().pg_pool(pool(options.clone()).await).schema("own");
@@ -138,7 +138,7 @@ async fn a_role_with_one_connection_is_named() {
 }
 
 #[tokio::test]
-async fn a_database_with_few_connections_is_named() {
+async fn a_database_with_few_connections_is_reported() {
     let db = Db::empty().await;
     let (role, options) = owner(&db, "").await;
     let name = db.value("select current_database()").await.as_str().unwrap().to_owned();
@@ -159,7 +159,7 @@ async fn a_database_with_few_connections_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_connection_left_is_named() {
+async fn a_server_without_free_connections_is_reported() {
     let folder = std::env::temp_dir().join(format!("gw-full-{}", std::process::id()));
     let cluster = ClusterOptions::new(&folder).durable(false).setting("max_connections", "8").open().unwrap();
     let options = cluster.options("postgres");
@@ -176,8 +176,9 @@ async fn a_server_without_a_connection_left_is_named() {
         let options = WorkerOptions::default().pg_pool(pool(options).await).listen_os_shutdown_signals(false);
         Started::new(options.define_task("t", |_: Value, _| async {})).await
     };
+    let (log, _guard) = Log::start();
     let started = tokio::spawn(started);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    until("the worker waits for a connection", async || log.line("waiting for the database")).await;
     taken.clear();
     started.await.unwrap().stop().await;
     cluster.stop().unwrap();
@@ -185,7 +186,7 @@ async fn a_server_without_a_connection_left_is_named() {
 }
 
 #[tokio::test]
-async fn a_path_that_lists_another_schema_before_postgresqls_own_is_named() {
+async fn a_search_path_that_lists_another_schema_before_pg_catalog_is_reported() {
     let db = Db::installed().await;
     let options = db.options().options([("search_path", "public, pg_catalog")]);
     let checkup = WorkerUtils::new(pool(options).await, "graphile_worker").doctor().await.unwrap();

@@ -111,7 +111,7 @@ async fn a_job_that_was_removed_before_it_began_is_gone_when_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_removed_job_that_fails_is_not_tried_again_and_one_that_snoozes_does_not_come_back() {
+async fn a_removed_job_is_not_retried_after_a_failure_or_a_snooze() {
     let db = Db::installed().await;
     let (began, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let waits = (began.clone(), gate.clone());
@@ -145,7 +145,7 @@ async fn a_removed_job_that_fails_is_not_tried_again_and_one_that_snoozes_does_n
 }
 
 #[tokio::test]
-async fn an_idle_worker_hears_that_a_queue_is_free() {
+async fn an_idle_worker_is_notified_that_a_queue_is_unlocked() {
     let db = Db::installed().await;
     let (began, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let waits = (began.clone(), gate.clone());
@@ -175,7 +175,7 @@ async fn an_idle_worker_hears_that_a_queue_is_free() {
 }
 
 #[tokio::test]
-async fn an_idle_worker_hears_of_jobs_that_a_stopping_one_releases() {
+async fn an_idle_worker_is_notified_of_jobs_that_a_stopping_worker_releases() {
     let db = Db::installed().await;
     let mut events = Events::new();
     let leaving = one_runs_and_one_is_claimed(&db, &mut events).await;
@@ -191,7 +191,7 @@ async fn an_idle_worker_hears_of_jobs_that_a_stopping_one_releases() {
 }
 
 #[tokio::test]
-async fn a_worker_looks_again_for_jobs_that_others_had_locked_for_a_moment() {
+async fn a_worker_retries_to_claim_jobs_that_others_had_locked_for_a_moment() {
     let db = Db::installed().await;
     db.add_job("'t', '[1]'").await;
     let mut other = db.connect().await;
@@ -207,7 +207,7 @@ async fn a_worker_looks_again_for_jobs_that_others_had_locked_for_a_moment() {
 }
 
 #[tokio::test]
-async fn jobs_of_a_queue_that_another_worker_holds_keep_nobody_busy() {
+async fn jobs_of_a_queue_that_another_worker_has_locked_cause_no_extra_claims() {
     let db = Db::installed().await;
     db.add_job("'t', '[1]', 'held'").await;
     db.run("update graphile_worker._private_job_queues set locked_by = 'another', locked_at = now()").await;

@@ -136,7 +136,7 @@ async fn a_role_that_may_add_adds_and_does_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_role_that_may_do_nothing_is_told_what_to_do() {
+async fn a_role_without_rights_gets_an_error_with_advice() {
     let db = Db::installed().await;
     let role = Role::new(&db, "visitor of roles", &[]).await;
     db.run(&format!("grant usage on schema graphile_worker to \"{}\"", role.name)).await;
@@ -286,7 +286,7 @@ async fn a_role_that_may_run_listens_ticks_and_sweeps() {
 }
 
 #[tokio::test]
-async fn functions_that_run_with_other_rights_are_noticed_and_put_back() {
+async fn functions_that_run_with_other_rights_are_detected_and_restored() {
     let db = Db::installed().await;
     let check = async || {
         let checkup = owner(&db).doctor().await.unwrap();

@@ -79,7 +79,7 @@ async fn objects(db: &Db) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_database_of_the_port_is_named_and_its_jobs_run() {
+async fn a_database_of_the_port_is_reported_and_its_jobs_run() {
     let db = of_the_port().await;
     db.add_job("'a'").await;
     let (log, _guard) = Log::start();
@@ -114,7 +114,7 @@ async fn a_worker_does_not_start_beside_live_workers_of_the_port() {
 }
 
 #[tokio::test]
-async fn what_is_only_the_ports_is_removed_and_its_dead_workers_jobs_are_free() {
+async fn objects_of_the_port_are_removed_and_the_jobs_of_its_dead_workers_are_unlocked() {
     let db = of_the_port().await;
     for spec in ["'a'", "'a', queue_name := 'q'", "'a', job_key := 'k'", "'a'", "'a'"] {
         db.add_job(spec).await;
@@ -237,7 +237,7 @@ async fn a_port_that_crashed_a_moment_ago_is_removed_by_force() {
 }
 
 #[tokio::test]
-async fn a_worker_warns_of_a_port_that_starts_beside_it() {
+async fn a_worker_logs_a_warning_if_a_port_starts_beside_it() {
     let db = Db::installed().await;
     let (log, _guard) = Log::start();
     let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
@@ -377,7 +377,7 @@ fn jobs() -> [JobDefinition; 3] {
 }
 
 #[tokio::test]
-async fn names_of_the_port_mean_the_same_here() {
+async fn names_of_the_port_have_the_same_effect() {
     let db = Db::installed().await;
     let (ran, mut runs) = mpsc::unbounded_channel::<String>();
     let (started, mut starts) = mpsc::unbounded_channel();

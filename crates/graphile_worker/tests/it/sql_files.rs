@@ -27,14 +27,14 @@ async fn every_query_can_be_prepared() {
 }
 
 #[test]
-fn every_file_begins_with_what_it_is_for() {
+fn every_file_begins_with_its_purpose() {
     for (name, text) in sql_files() {
         assert!(text.starts_with("-- "), "{name} has no header");
     }
 }
 
 #[tokio::test]
-async fn the_server_does_not_get_to_see_comments() {
+async fn comments_are_not_sent_to_the_server() {
     let db = Db::installed().await;
     let options = WorkerOptions::default().pg_pool(db.pool.clone()).listen_os_shutdown_signals(false);
     let started = Started::new(options.define_task("t", |_: Value, _| async {})).await;

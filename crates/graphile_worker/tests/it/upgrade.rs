@@ -186,7 +186,7 @@ async fn the_new_release_waits_until_the_old_one_has_finished_and_the_old_one_do
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_new_release_waits_no_longer_than_it_may_and_not_for_the_dead() {
+async fn the_new_release_waits_for_a_limited_time_and_not_for_dead_workers() {
     LazyLock::force(&NEXT_RELEASE);
     let site = Site::new("does-not-wait").await;
     site.db

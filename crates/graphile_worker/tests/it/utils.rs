@@ -1,9 +1,9 @@
 //! WorkerUtils: what the SQL API does, from Rust, in the pool or in a transaction.
 
 use crate::support::{Db, PATIENCE};
+use crate::worker_support::utils;
 use graphile_worker::{
     Error, IntoTaskHandlerResult, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, TaskHandler, WorkerContext,
-    WorkerUtils,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -16,10 +16,6 @@ impl TaskHandler for SyncUser {
     const IDENTIFIER: &'static str = "sync";
 
     async fn run(self, _ctx: WorkerContext) -> impl IntoTaskHandlerResult {}
-}
-
-fn utils(db: &Db) -> WorkerUtils {
-    WorkerUtils::new(db.pool.clone(), "graphile_worker")
 }
 
 #[tokio::test]
@@ -91,7 +87,7 @@ async fn jobs_are_administered_from_rust() {
 }
 
 #[tokio::test]
-async fn a_batch_follows_the_strictest_key_mode_and_refuses_the_unsafe_one() {
+async fn a_batch_uses_the_strictest_key_mode_and_rejects_unsafe_dedupe() {
     let db = Db::installed().await;
     let spec = |key: &str, mode| {
         JobSpec::builder().job_key(key).run_at("2031-01-01T00:00:00Z".parse().unwrap()).job_key_mode(mode).build()
@@ -213,7 +209,7 @@ async fn callers_that_add_at_the_same_moment_each_get_their_own_job_or_error() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_takes_nobody_along() {
+async fn a_caller_that_gives_up_does_not_affect_other_callers() {
     let db = Db::installed().await;
     let utils = utils(&db);
     let add = || utils.add_raw_job("t", json!({}), JobSpec::default());

@@ -13,7 +13,7 @@ fn folder_with_a_task() -> Folder {
 }
 
 #[test]
-fn flags_that_cannot_be_are_wrong_usage() {
+fn invalid_options_are_usage_errors() {
     for (arguments, message) in [
         (&["--frobnicate"][..], "unexpected argument '--frobnicate' found"),
         (&["frobnicate"], "unrecognized subcommand 'frobnicate'"),
@@ -49,7 +49,7 @@ fn flags_that_cannot_be_are_wrong_usage() {
 }
 
 #[test]
-fn an_environment_that_cannot_be_is_wrong_usage() {
+fn an_invalid_environment_is_a_usage_error() {
     for (name, wrong, message) in [
         (
             "DATABASE_URL",
@@ -72,7 +72,7 @@ fn an_environment_that_cannot_be_is_wrong_usage() {
 }
 
 #[test]
-fn a_configuration_file_that_cannot_be_is_wrong_usage() {
+fn an_invalid_configuration_file_is_a_usage_error() {
     let folder = folder_with_a_task();
     for (text, message) in [
         ("jbos = 4", "configuration file worker.toml: line 1: unknown field `jbos`, expected one of `connection`"),
@@ -95,7 +95,7 @@ fn a_configuration_file_that_cannot_be_is_wrong_usage() {
 }
 
 #[tokio::test]
-async fn a_database_that_cannot_be_reached_or_refuses_is_told_without_the_password() {
+async fn a_failed_connection_is_reported_without_the_password() {
     let (database, folder) = (empty_database().await, folder_with_a_task());
     let wrong_password = format!("postgres://postgres:secret@{}/{}", server(&database), database.name());
     let nowhere = database.url().replace(database.name(), "nowhere");
@@ -117,7 +117,7 @@ async fn a_database_that_cannot_be_reached_or_refuses_is_told_without_the_passwo
 }
 
 #[tokio::test]
-async fn a_role_without_rights_is_told_what_to_do() {
+async fn a_role_without_rights_gets_advice() {
     let (database, folder) = (empty_database().await, folder_with_a_task());
     let role = format!("poor_{}", database.name().replace('-', "_"));
     run_sql(&database, &format!("create role \"{role}\" login password 'secret'")).await;
@@ -149,7 +149,7 @@ async fn a_schema_that_is_too_new_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_tasks_folder_that_is_none_is_told_before_the_database_is_touched() {
+async fn an_invalid_tasks_folder_is_reported_before_the_database_is_used() {
     let (database, folder) = (empty_database().await, Folder::new());
     folder.write("file", "");
     for (arguments, message) in [
@@ -167,7 +167,7 @@ async fn a_tasks_folder_that_is_none_is_told_before_the_database_is_touched() {
 }
 
 #[tokio::test]
-async fn a_crontab_with_three_mistakes_is_told_before_the_database_is_touched() {
+async fn a_crontab_with_three_errors_is_reported_before_the_database_is_used() {
     let (database, folder) = (empty_database().await, folder_with_a_task());
     folder.write("crontab", "61 4 * * 1 a\n* * * * * b ?nope=1\n* * * * * c {wrong\n");
     let mut command = folder.graphile_worker(&[]);
@@ -210,7 +210,7 @@ async fn a_task_without_its_run_bit_is_named_and_the_others_run() {
 }
 
 #[tokio::test]
-async fn a_broken_interpreter_line_fails_the_job_with_a_sentence() {
+async fn a_broken_interpreter_line_fails_the_job_with_the_reason() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/broken", "#!/no/such/interpreter\n");
     run_sql(&database, "select graphile_worker.add_job('broken')").await;

@@ -2,7 +2,7 @@
 
 use crate::support::{
     Folder, Running, empty_database, failure_of, graphile_worker, installed_database, run_sql, server, texts, value,
-    wait_until,
+    wait_for_file, wait_until,
 };
 use graphile_worker_devdb::TestDatabase;
 use serde_json::json;
@@ -65,7 +65,7 @@ async fn the_database_may_be_named_in_every_way_of_libpq() {
 }
 
 #[test]
-fn what_is_not_supported_is_named_and_secrets_are_not_printed() {
+fn unsupported_parameters_are_reported_and_secrets_are_not_printed() {
     for (variables, arguments, message) in [
         (
             vec![("PGSSLMODE", "verify_full")],
@@ -135,7 +135,7 @@ fn an_ipv6_host_in_the_environment_is_an_address() {
 }
 
 #[tokio::test]
-async fn a_password_command_is_asked_for_each_connection() {
+async fn a_password_command_runs_for_each_connection() {
     let (database, folder) = (installed_database().await, Folder::new());
     let [_, _, _, _, name] = parts(&database);
     let role = format!("asked_{name}");
@@ -164,9 +164,7 @@ async fn a_password_command_is_asked_for_each_connection() {
     let mut worker = folder.graphile_worker(&["-c", &url, "-j", "2"]);
     worker.env("GRAPHILE_WORKER_PASSWORD_COMMAND", &command);
     let mut worker = Running::start(worker);
-    while !begun.exists() {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    wait_for_file(&begun).await;
     run_sql(&database, &format!("alter role \"{role}\" password 'second'")).await;
     run_sql(&database, &format!("select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"))
         .await;
@@ -182,7 +180,7 @@ async fn a_password_command_is_asked_for_each_connection() {
 
 /// One of the servers does not answer, and one is not there.
 #[tokio::test]
-async fn an_operator_command_finds_the_server_that_is_there() {
+async fn an_operator_command_finds_the_server_that_is_up() {
     let database = empty_database().await;
     let [user, password, host, port, name] = parts(&database);
     let url = format!("postgres://{user}:{password}@127.0.0.1:1,{host}:{port}/{name}?target_session_attrs=read-write");

@@ -24,7 +24,7 @@ fn good_crontabs_are_counted() {
 }
 
 #[test]
-fn what_is_hardly_meant_is_a_warning_and_no_failure() {
+fn suspicious_items_are_warnings_and_not_errors() {
     let folder = Folder::new();
     folder.write("crontab", "*/90 * * * * often\n0 0 31 2 * never\n");
     let output = folder.graphile_worker(&["crontab", "check", "crontab"]).output().unwrap();
@@ -39,7 +39,7 @@ fn what_is_hardly_meant_is_a_warning_and_no_failure() {
 }
 
 #[tokio::test]
-async fn a_database_says_when_items_last_fired() {
+async fn a_database_shows_when_items_last_fired() {
     let (database, folder) = (crate::support::installed_database().await, Folder::new());
     crate::support::run_sql(
         &database,
@@ -69,7 +69,7 @@ async fn a_database_says_when_items_last_fired() {
 }
 
 #[test]
-fn all_mistakes_of_all_files_are_told_with_their_places() {
+fn all_errors_of_all_files_are_reported_with_line_and_column() {
     let folder = Folder::new();
     folder.write("one", THREE_MISTAKES);
     folder.write("good", GOOD);
@@ -94,7 +94,7 @@ fn all_mistakes_of_all_files_are_told_with_their_places() {
 }
 
 #[test]
-fn the_next_times_are_told_for_people_and_for_machines() {
+fn the_next_times_are_printed_as_text_and_as_json() {
     let folder = Folder::new();
     folder.write("crontab", GOOD);
     folder.write("never", "0 0 30 2 * leap");
@@ -129,14 +129,14 @@ fn ten_times_from_now_on_are_the_default() {
 }
 
 #[test]
-fn a_time_that_is_none_and_a_missing_file_are_wrong_usage() {
+fn an_invalid_time_and_a_missing_file_are_usage_errors() {
     for arguments in [&["crontab", "next", "f", "--from", "tomorrow"][..], &["crontab", "check"], &["crontab"]] {
         assert_eq!(graphile_worker(arguments).output().unwrap().status.code(), Some(2));
     }
 }
 
 #[test]
-fn nobody_reading_any_more_is_no_reason_to_panic() {
+fn a_closed_pipe_causes_no_panic() {
     use std::process::{Command, Stdio};
     let folder = Folder::new();
     folder.write("crontab", "* * * * * * tick");

@@ -63,7 +63,7 @@ fn assert_nothing_is_left(worker: &str, url: &str) {
 }
 
 #[test]
-fn a_demo_that_is_told_to_end_takes_its_worker_and_its_server_with_it() {
+fn a_demo_stops_its_worker_and_its_server_on_a_signal() {
     let _alone = one_at_a_time();
     for signal in ["TERM", "HUP", "INT"] {
         let mut demo = Running::start(example("demo", &["600"]));
@@ -78,7 +78,7 @@ fn a_demo_that_is_told_to_end_takes_its_worker_and_its_server_with_it() {
 }
 
 #[test]
-fn a_demo_that_nobody_reads_any_more_ends_without_a_panic() {
+fn a_demo_whose_output_is_closed_ends_without_a_panic() {
     let _alone = one_at_a_time();
     let mut demo = example("demo", &["600"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines().map(Result::unwrap);

@@ -24,7 +24,7 @@ fn server_runs(folder: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn it_starts_from_nothing_runs_what_is_pasted_and_takes_postgresql_with_it() {
+async fn dev_starts_from_nothing_runs_pasted_commands_and_stops_postgresql() {
     let folder = folder_with_a_task();
     let mut dev = Running::start(folder.graphile_worker(&["dev"]));
     let (url, statement) = greeting(&mut dev);
@@ -124,7 +124,7 @@ async fn a_killed_dev_leaves_no_server_behind() {
 }
 
 #[test]
-fn what_is_missing_is_told_before_anything_is_made() {
+fn a_missing_tasks_folder_or_initdb_is_reported_before_anything_is_created() {
     let folder = Folder::new();
     let (code, line) = failure_of(folder.graphile_worker(&["dev"]));
     assert_eq!(code, 1);

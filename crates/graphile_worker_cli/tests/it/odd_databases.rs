@@ -44,7 +44,7 @@ fn read_everything(url: &str) {
 }
 
 #[tokio::test]
-async fn operators_look_at_any_time() {
+async fn operator_commands_work_with_any_timestamp() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('t', queue_name := 'q' || n) from generate_series(1, 8) as n")
         .await;
@@ -76,7 +76,7 @@ async fn operators_look_at_any_time() {
 }
 
 #[tokio::test]
-async fn operators_look_at_any_bytes_and_fail_the_job() {
+async fn operator_commands_work_with_invalid_bytes_and_can_fail_the_job() {
     let beside = empty_database().await;
     let name = format!("{}_sql_ascii", beside.name());
     let create = format!("create database {name} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0");
@@ -108,7 +108,7 @@ async fn read_only_database() -> TestDatabase {
 }
 
 #[tokio::test]
-async fn doctor_notices_a_database_that_can_only_be_read() {
+async fn doctor_reports_a_read_only_database() {
     let database = read_only_database().await;
     let (code, stdout, _) = ran(on(database.url(), &["doctor"]));
     assert_eq!(code, 1, "{stdout}");
@@ -119,7 +119,7 @@ async fn doctor_notices_a_database_that_can_only_be_read() {
 }
 
 #[tokio::test]
-async fn a_worker_says_that_the_database_can_only_be_read() {
+async fn a_worker_reports_a_read_only_database() {
     let database = read_only_database().await;
     let folder = Folder::new();
     folder.script("tasks/t", "#!/bin/sh\n");
@@ -137,7 +137,7 @@ async fn a_worker_says_that_the_database_can_only_be_read() {
 }
 
 #[tokio::test]
-async fn every_command_says_that_a_role_has_no_connection_left() {
+async fn every_command_reports_that_a_role_has_no_free_connections() {
     let database = installed_database().await;
     let role = format!("one_{}", database.name());
     run_sql(&database, &format!("create role {role} login password 'secret' connection limit 0")).await;
@@ -154,7 +154,7 @@ async fn every_command_says_that_a_role_has_no_connection_left() {
 }
 
 #[tokio::test]
-async fn doctor_says_that_the_server_has_no_connection_left() {
+async fn doctor_reports_that_the_server_has_no_free_connections() {
     let folder = Folder::new();
     let options = ClusterOptions::new(folder.path().join("db")).durable(false).setting("max_connections", "8");
     let cluster = options.open().unwrap();
@@ -189,7 +189,7 @@ async fn doctor_says_that_the_server_has_no_connection_left() {
 
 /// The library's tests plant everything; here are the names that the commands' own SQL uses, as exact copies.
 #[tokio::test]
-async fn no_command_calls_what_a_path_finds_before_postgresqls_own() {
+async fn no_command_calls_functions_that_search_path_lists_before_pg_catalog() {
     let database = installed_database().await;
     let mut plant = String::from("create schema app;");
     for (name, arguments, result) in [

@@ -59,7 +59,7 @@ async fn one_of_each() -> TestDatabase {
 }
 
 #[tokio::test]
-async fn add_takes_everything_that_can_be_said_of_a_job() {
+async fn add_accepts_every_field_of_a_job() {
     let database = installed_database().await;
     let arguments = [
         "add",
@@ -109,7 +109,7 @@ async fn add_reads_a_payload_from_standard_input_and_a_time_from_now() {
 }
 
 #[tokio::test]
-async fn add_refuses_what_is_no_job_before_anything_is_done() {
+async fn add_rejects_invalid_jobs_before_it_adds_any() {
     let database = installed_database().await;
     for (arguments, code, message) in [
         (&["add"][..], 2, "required arguments were not provided"),
@@ -134,7 +134,7 @@ async fn add_refuses_what_is_no_job_before_anything_is_done() {
 }
 
 #[tokio::test]
-async fn add_takes_a_file_of_jobs_all_or_none() {
+async fn add_adds_all_jobs_of_a_file_or_none() {
     let (database, folder) = (installed_database().await, Folder::new());
     let many: String = (0..1500).map(|n| format!("{{\"identifier\":\"t\",\"payload\":{n}}}\n")).collect();
     let file = folder.write("jobs.ndjson", &many);
@@ -179,7 +179,7 @@ async fn add_takes_a_file_of_jobs_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_payload_goes_in_as_it_is_written_digit_by_digit() {
+async fn a_payload_is_stored_unchanged_digit_by_digit() {
     let (database, folder) = (installed_database().await, Folder::new());
     let written = ["12345678901234567890123", "1.10", r#"{"b": -0.0,  "a": 1e400, "b": [1E2]}"#, "null"];
     let line = |payload: &str| format!("{{\"identifier\":\"t\",\"payload\": {payload}}}\n");
@@ -292,7 +292,7 @@ async fn no_table_is_wider_than_the_terminal() {
 }
 
 #[tokio::test]
-async fn show_tells_all_of_a_job() {
+async fn show_prints_every_field_of_a_job() {
     let database = one_of_each().await;
     let job = answer(&database, &["show", "1"]);
     assert_eq!(
@@ -313,7 +313,7 @@ async fn show_tells_all_of_a_job() {
 }
 
 #[tokio::test]
-async fn a_text_that_would_steer_the_terminal_is_shown_without_that() {
+async fn control_characters_in_texts_are_not_printed() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job(E'evil\\x1b[2J', job_key => E'k\\x07')").await;
     for arguments in [&["list"][..], &["show", "1"], &["stats"], &["why", "1"], &["complete", "1"]] {
@@ -360,7 +360,7 @@ async fn why_notices_that_no_worker_runs() {
 }
 
 #[tokio::test]
-async fn complete_deletes_jobs_and_tells_which_it_could_not() {
+async fn complete_deletes_jobs_and_reports_those_it_could_not() {
     let database = one_of_each().await;
     let (code, stdout, stderr) = ran(on(&database, &["complete", "1", "3", "99", "5", "1"]));
     assert_eq!((code, stdout.as_str()), (1, "job 1 completed\njob 5 completed\n"));
@@ -390,7 +390,7 @@ async fn fail_uses_up_the_attempts_with_a_reason() {
 }
 
 #[tokio::test]
-async fn reschedule_changes_what_is_said() {
+async fn reschedule_changes_only_the_given_fields() {
     let database = one_of_each().await;
     let changed = answer(
         &database,
@@ -471,7 +471,7 @@ async fn stats_count_by_state_and_task() {
 }
 
 #[tokio::test]
-async fn queues_tell_who_holds_them() {
+async fn queues_show_which_worker_has_locked_them() {
     let database = one_of_each().await;
     let queues = answer(&database, &["queues"]);
     let queue = &queues[0];
@@ -483,7 +483,7 @@ async fn queues_tell_who_holds_them() {
 }
 
 #[tokio::test]
-async fn workers_tell_who_lives_and_what_they_hold() {
+async fn workers_shows_which_workers_are_alive_and_their_jobs() {
     let database = one_of_each().await;
     run_sql(
         &database,
@@ -512,7 +512,7 @@ async fn workers_tell_who_lives_and_what_they_hold() {
 }
 
 #[tokio::test]
-async fn sweep_frees_the_jobs_of_dead_workers_or_only_names_them() {
+async fn sweep_releases_the_jobs_of_dead_workers_or_only_lists_them() {
     let database = one_of_each().await;
     assert_eq!(said(&database, &["sweep"]), "no dead workers\n");
     run_sql(
@@ -540,7 +540,7 @@ async fn sweep_frees_the_jobs_of_dead_workers_or_only_names_them() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_slow_by_its_own_account_is_not_swept_and_that_is_said() {
+async fn a_worker_with_a_longer_heartbeat_interval_is_not_swept_and_is_reported() {
     let database = installed_database().await;
     run_sql(
         &database,
@@ -558,7 +558,7 @@ async fn a_worker_that_is_slow_by_its_own_account_is_not_swept_and_that_is_said(
 }
 
 #[tokio::test]
-async fn a_schema_that_is_not_there_is_named_in_the_advice() {
+async fn a_missing_schema_is_named_in_the_advice() {
     let database = installed_database().await;
     let (code, line) = failure_of(on(&database, &["-s", "nope", "list"]));
     let advice = "run `graphile-worker -s nope migrate`, or set the right schema with -s";
@@ -568,7 +568,7 @@ async fn a_schema_that_is_not_there_is_named_in_the_advice() {
 }
 
 #[tokio::test]
-async fn a_job_that_failed_for_good_has_no_time_to_come() {
+async fn a_permanently_failed_job_has_no_next_run() {
     let database = installed_database().await;
     run_sql(
         &database,
@@ -593,7 +593,7 @@ async fn top_shows_tasks_with_nothing_to_do_last() {
 }
 
 #[tokio::test]
-async fn a_narrow_terminal_says_what_it_has_no_room_for() {
+async fn a_narrow_terminal_shows_which_columns_are_hidden() {
     let database = one_of_each().await;
     let mut command = on(&database, &["stats"]);
     command.env("COLUMNS", "40");
@@ -607,7 +607,7 @@ async fn a_narrow_terminal_says_what_it_has_no_room_for() {
 }
 
 #[tokio::test]
-async fn unlock_frees_what_a_worker_holds_unless_it_lives() {
+async fn unlock_releases_the_jobs_of_a_worker_unless_it_is_alive() {
     let database = one_of_each().await;
     run_sql(
         &database,
@@ -628,7 +628,7 @@ async fn unlock_frees_what_a_worker_holds_unless_it_lives() {
 }
 
 #[tokio::test]
-async fn cleanup_deletes_what_is_asked_and_jobs_only_then() {
+async fn cleanup_deletes_what_is_requested_and_jobs_only_if_requested() {
     let database = one_of_each().await;
     run_sql(
         &database,
@@ -644,7 +644,7 @@ async fn cleanup_deletes_what_is_asked_and_jobs_only_then() {
 }
 
 #[tokio::test]
-async fn migrate_installs_and_says_so_as_json_too() {
+async fn migrate_installs_and_reports_it_also_as_json() {
     let database = empty_database().await;
     let installed = answer(&database, &["migrate"]);
     assert_eq!((&installed["from"], &installed["changed"]), (&Value::Null, &json!(true)));
@@ -654,7 +654,7 @@ async fn migrate_installs_and_says_so_as_json_too() {
 }
 
 #[tokio::test]
-async fn uninstall_first_says_what_would_go() {
+async fn uninstall_first_reports_what_it_would_drop() {
     let database = one_of_each().await;
     run_sql(&database, "create view public.mine as select id from graphile_worker.jobs").await;
     let text = said(&database, &["uninstall"]);
@@ -672,7 +672,7 @@ async fn uninstall_first_says_what_would_go() {
 }
 
 #[tokio::test]
-async fn doctor_gives_advice_and_fails_where_there_is_a_problem() {
+async fn doctor_gives_advice_and_fails_if_there_is_a_problem() {
     let database = installed_database().await;
     let checkup = answer(&database, &["doctor"]);
     let check = |name: &str| checkup["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
@@ -694,7 +694,7 @@ async fn doctor_gives_advice_and_fails_where_there_is_a_problem() {
 }
 
 #[tokio::test]
-async fn top_prints_one_frame_where_nobody_watches() {
+async fn top_prints_one_frame_if_the_output_is_not_a_terminal() {
     let database = one_of_each().await;
     let text = said(&database, &["top"]);
     assert!(text.contains("added/s ") && text.contains("ready 2  running 1"), "{text}");
@@ -708,7 +708,7 @@ async fn top_prints_one_frame_where_nobody_watches() {
 }
 
 #[tokio::test]
-async fn every_command_says_what_to_do_where_nothing_is_installed() {
+async fn every_command_gives_advice_if_nothing_is_installed() {
     let database = empty_database().await;
     for arguments in [
         &["list"][..],
@@ -748,7 +748,7 @@ async fn a_schema_that_is_too_new_is_left_alone() {
 }
 
 #[tokio::test]
-async fn the_schema_of_nodes_worker_alone_can_be_looked_at() {
+async fn list_works_on_the_schema_of_nodes_worker_and_workers_advises_to_migrate() {
     let database = one_of_each().await;
     run_sql(
         &database,
@@ -761,7 +761,7 @@ async fn the_schema_of_nodes_worker_alone_can_be_looked_at() {
 }
 
 #[tokio::test]
-async fn a_role_without_rights_is_told_so_and_never_shown_an_empty_queue() {
+async fn a_role_without_rights_gets_an_error_and_never_an_empty_queue() {
     let database = one_of_each().await;
     let role = format!("operator_{}", std::process::id());
     run_sql(&database, &format!("create role {role} login password 'secret'")).await;
@@ -783,7 +783,7 @@ async fn a_role_without_rights_is_told_so_and_never_shown_an_empty_queue() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named_without_its_password() {
+fn an_unreachable_server_is_reported_without_its_password() {
     for arguments in [&["list"][..], &["doctor"], &["top"], &["uninstall", "--yes"]] {
         let mut command = graphile_worker(arguments);
         command.env("DATABASE_URL", "postgres://user:secret@127.0.0.1:1/db");

@@ -48,7 +48,7 @@ async fn strangers(url: &str) -> JoinSet<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operator_commands_work_beside_strangers() {
+async fn operator_commands_work_beside_other_clients() {
     let database = empty_database().await;
     let pooler = pgbouncer(&TRANSACTION_MODE);
     let url = pooler.url(database.name());
@@ -136,7 +136,7 @@ async fn a_worker_runs_scripts_through_a_pooler_and_is_woken_by_its_direct_conne
 }
 
 #[tokio::test]
-async fn a_worker_behind_a_pooler_is_not_called_dead() {
+async fn a_worker_behind_a_pooler_is_not_reported_as_dead() {
     let (database, pooler) = (empty_database().await, pgbouncer(&TRANSACTION_MODE));
     let url = pooler.url(database.name());
     let folder = Folder::new();

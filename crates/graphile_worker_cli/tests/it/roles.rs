@@ -56,7 +56,7 @@ async fn grant_prints_sql_without_a_database_and_applies_it_with_one() {
 }
 
 #[tokio::test]
-async fn a_reader_looks_at_everything_and_doctor_is_content() {
+async fn a_reader_can_read_everything_and_doctor_finds_no_problem() {
     let database = installed_database().await;
     let (role, url) = role(&database, "looker").await;
     said(database.url(), &["grant", &role, "--read", "--apply"]);
@@ -97,7 +97,7 @@ async fn a_runner_runs_jobs_that_an_adder_adds() {
 
 /// Rights and policies that the owner has made without `grant`.
 #[tokio::test]
-async fn policies_of_ones_own_are_respected() {
+async fn row_security_policies_of_the_operator_are_respected() {
     let database = installed_database().await;
     let (role, url) = role(&database, "tenant").await;
     said(database.url(), &["add", "mine", "{\"a\": 1}"]);

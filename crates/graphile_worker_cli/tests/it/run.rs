@@ -29,7 +29,7 @@ fn add_job(task: &str) -> String {
 }
 
 #[tokio::test]
-async fn it_installs_the_schema_runs_jobs_as_they_come_and_stops_at_a_signal() {
+async fn run_installs_the_schema_runs_new_jobs_and_stops_on_a_signal() {
     let (database, folder) = (empty_database().await, greeting_folder());
     let mut worker = Running::start(on(&database, &folder, &[]));
     worker.line(&["[core] INFO: schema installed (level: 20, schema: graphile_worker)"]);
@@ -44,7 +44,7 @@ async fn it_installs_the_schema_runs_jobs_as_they_come_and_stops_at_a_signal() {
 }
 
 #[tokio::test]
-async fn once_runs_what_is_there_and_ends() {
+async fn once_runs_due_jobs_and_exits() {
     let (database, folder) = (installed_database().await, greeting_folder());
     run_sql(&database, &add_job("greet")).await;
     run_sql(&database, "select graphile_worker.add_job('greet', run_at := now() + interval '1 hour')").await;
@@ -81,7 +81,7 @@ async fn one_job_at_a_time_is_the_default_and_jobs_makes_it_more() {
 }
 
 #[tokio::test]
-async fn polling_finds_what_nobody_told_of_and_statements_need_not_be_prepared() {
+async fn polling_finds_jobs_without_notifications_and_prepared_statements() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let mut worker = Running::start(on(
         &database,
@@ -102,7 +102,7 @@ async fn polling_finds_what_nobody_told_of_and_statements_need_not_be_prepared()
 }
 
 #[tokio::test]
-async fn jobs_that_run_may_finish_within_the_grace_period() {
+async fn running_jobs_may_finish_within_the_grace_period() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/slow", "#!/bin/sh\necho begun\nuntil [ -e go ]; do sleep 0.01; done\n");
     run_sql(&database, &add_job("slow")).await;
@@ -239,7 +239,7 @@ async fn the_crontab_beside_the_tasks_is_used() {
 }
 
 #[tokio::test]
-async fn watch_takes_up_tasks_and_a_crontab_that_change() {
+async fn watch_reloads_changed_tasks_and_crontab() {
     let (database, folder) = (installed_database().await, greeting_folder());
     for flag in ["-w", "--watch"] {
         let _ = std::fs::remove_file(folder.path().join("tasks/late"));
@@ -257,7 +257,7 @@ async fn watch_takes_up_tasks_and_a_crontab_that_change() {
 }
 
 #[tokio::test]
-async fn cleanup_deletes_what_is_not_needed_and_runs_nothing() {
+async fn cleanup_deletes_unused_names_and_failed_jobs_and_runs_no_job() {
     let database = installed_database().await;
     run_sql(
         &database,
@@ -317,7 +317,7 @@ async fn the_database_is_that_of_the_flag_the_environment_or_the_file() {
 }
 
 #[tokio::test]
-async fn a_configuration_file_says_the_rest_with_paths_relative_to_it() {
+async fn settings_come_from_a_configuration_file_with_paths_relative_to_it() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("etc/jobs/greet", "#!/bin/sh\ncat\n");
     let text = format!(
@@ -365,7 +365,7 @@ async fn no_password_is_on_a_command_line_or_in_the_log() {
 
 /// The kernel gives process 1 no signal that it does not listen to.
 #[tokio::test]
-async fn as_process_1_of_a_container_it_hears_signals() {
+async fn as_process_1_of_a_container_it_handles_signals() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let plain = on(&database, &folder, &[]);
     let mut alone = Command::new("unshare");
@@ -403,7 +403,7 @@ async fn files_in_javascript_and_python_are_tasks_beside_executables() {
 }
 
 #[tokio::test]
-async fn it_leaves_with_a_code_of_its_own_when_a_newer_release_takes_over_the_schema() {
+async fn it_exits_with_a_special_code_when_a_newer_release_migrates_the_schema() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let mut worker = Running::start(on(&database, &folder, &[]));
     worker.line(&["INFO: connected and waiting for jobs"]);
@@ -442,7 +442,7 @@ fn a_database_that_is_not_ready_in_time_is_reported_with_the_last_error() {
 }
 
 #[tokio::test]
-async fn what_a_crontab_wants_and_nobody_knows_is_said_and_so_is_an_empty_folder() {
+async fn unknown_tasks_of_a_crontab_and_an_empty_folder_are_reported() {
     let (database, folder) = (installed_database().await, Folder::new());
     std::fs::create_dir(folder.path().join("tasks")).unwrap();
     folder.write("crontab", "0 4 * * * clean_up ?id=nightly\n");
@@ -458,7 +458,7 @@ async fn what_a_crontab_wants_and_nobody_knows_is_said_and_so_is_an_empty_folder
 }
 
 #[tokio::test]
-async fn what_node_would_have_read_is_named() {
+async fn files_that_node_would_have_read_are_reported() {
     let (database, folder) = (installed_database().await, greeting_folder());
     let output = on(&database, &folder, &["--once"]).output().unwrap();
     assert!(!texts(&output).1.contains("configuration of Node's worker"), "{}", texts(&output).1);
@@ -470,7 +470,7 @@ async fn what_node_would_have_read_is_named() {
 }
 
 #[tokio::test]
-async fn tasks_are_a_list_for_machines() {
+async fn the_json_log_lists_the_tasks_as_an_array() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.script("tasks/one", "#!/bin/sh\n");
     folder.script("tasks/two", "#!/bin/sh\n");
@@ -484,7 +484,7 @@ async fn tasks_are_a_list_for_machines() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_task_is_told_once_while_the_folder_is_watched() {
+async fn a_file_that_is_not_a_task_is_reported_once_while_the_folder_is_watched() {
     let (database, folder) = (installed_database().await, Folder::new());
     folder.write("tasks/first.txt", "");
     let mut command = folder.graphile_worker(&["--watch"]);

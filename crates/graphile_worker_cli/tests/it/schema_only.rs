@@ -4,7 +4,7 @@ use crate::support::{Folder, empty_database, failure, graphile_worker, outcome, 
 use std::process::Command;
 
 #[tokio::test]
-async fn installs_the_schema_and_says_so() {
+async fn schema_only_installs_the_schema_and_reports_it() {
     let database = empty_database().await;
     let arguments = ["-c", database.url(), "--schema-only"];
     let place = format!("in the database {:?} on {}", database.name(), server(&database));
@@ -69,7 +69,7 @@ async fn eight_processes_at_once_all_succeed_and_one_installs() {
 }
 
 #[test]
-fn wrong_usage_is_explained_with_exit_code_2() {
+fn usage_errors_are_explained_with_exit_code_2() {
     for (arguments, message) in [
         (&["--schema-only"][..], "no database given: use -c URL, or set DATABASE_URL or PGDATABASE"),
         (&["--schema-only", "--frobnicate"], "unexpected argument '--frobnicate' found"),
@@ -89,7 +89,7 @@ fn wrong_usage_is_explained_with_exit_code_2() {
 }
 
 #[tokio::test]
-async fn what_the_database_refuses_is_explained_with_exit_code_1() {
+async fn errors_of_the_database_are_explained_with_exit_code_1() {
     let database = empty_database().await;
     let wrong_password = format!("postgres://postgres:secret@{}/{}", server(&database), database.name());
     let no_such_database = database.url().replace(database.name(), "nowhere");
@@ -111,7 +111,7 @@ async fn what_the_database_refuses_is_explained_with_exit_code_1() {
 }
 
 #[tokio::test]
-async fn a_schema_of_a_newer_release_is_refused() {
+async fn a_schema_of_a_newer_release_is_rejected() {
     let database = empty_database().await;
     assert_eq!(outcome(graphile_worker(&["-c", database.url(), "--schema-only"])).0, Some(0));
     run_sql(&database, "insert into graphile_worker.migrations (id, breaking) values (23, true)").await;
@@ -130,14 +130,14 @@ async fn a_url_without_a_user_means_the_one_who_runs_it() {
 }
 
 #[test]
-fn help_and_version_are_no_failures() {
+fn help_and_version_exit_with_code_0() {
     for flag in ["--help", "--version", "-h", "-V"] {
         assert!(graphile_worker(&[flag]).output().unwrap().status.success());
     }
 }
 
 #[tokio::test]
-async fn what_the_rust_port_has_left_goes_when_asked() {
+async fn objects_of_the_rust_port_are_removed_on_request() {
     let database = empty_database().await;
     outcome(graphile_worker(&["-c", database.url(), "--schema-only"]));
     run_sql(

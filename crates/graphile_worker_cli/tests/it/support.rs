@@ -62,6 +62,14 @@ pub(crate) async fn wait_until(database: &TestDatabase, sql: &str, wanted: Value
     }
 }
 
+pub(crate) async fn wait_for_file(path: &Path) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "{} does not appear", path.display());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Host and port of the database's server.
 pub(crate) fn server(database: &TestDatabase) -> String {
     database.url().rsplit_once('@').unwrap().1.split('/').next().unwrap().to_owned()

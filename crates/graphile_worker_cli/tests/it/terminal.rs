@@ -107,7 +107,7 @@ fn for_database(mut command: Command, database: &TestDatabase) -> Command {
 }
 
 #[tokio::test]
-async fn top_says_how_to_leave_where_there_is_no_room_for_all() {
+async fn top_shows_how_to_quit_if_there_is_no_room_for_everything() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('task_' || n) from generate_series(1, 30) as n").await;
     run_sql(
@@ -123,7 +123,7 @@ async fn top_says_how_to_leave_where_there_is_no_room_for_all() {
 }
 
 #[tokio::test]
-async fn top_goes_by_the_size_of_the_terminal_that_it_writes_to() {
+async fn top_uses_the_size_of_the_terminal_that_it_writes_to() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('task_' || n) from generate_series(1, 30) as n").await;
     // One that does not know its size is taken for one of 80 by 24.
@@ -167,7 +167,7 @@ async fn top_shows_host_process_and_slots_of_each_worker() {
 const LEAVES_THE_SCREEN: &str = "\u{1b}[?1049l";
 
 #[tokio::test]
-async fn top_draws_anew_until_q_is_pressed_and_leaves_the_terminal_as_it_was() {
+async fn top_redraws_until_q_is_pressed_and_restores_the_terminal() {
     let database = installed_database().await;
     run_sql(&database, "select graphile_worker.add_job('first_task')").await;
     let mut top = Watched::start(on(&database, &["top", "--interval", "100ms"]));
