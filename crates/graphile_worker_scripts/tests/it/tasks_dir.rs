@@ -461,8 +461,8 @@ async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_w
     let warning = log.lines("a file in the tasks folder is not a task");
     for part in [
         "file=README.md problem=\"has no run bit: chmod +x it if it is a task\"",
-        "file=broken problem=\"is a link that leads nowhere",
-        "file=around problem=\"is a link to a folder",
+        "file=broken problem=\"is a broken symbolic link",
+        "file=around problem=\"is a symbolic link to a folder",
         "file=twice.sh problem=\"twice is ",
         "has a name of 129 characters",
         "file=odd name problem=\"has characters in its name",
