@@ -1,7 +1,7 @@
 //! A job that takes its host process down: the jobs beside it lose neither an attempt nor their place, and the error names
 //! the job that did it.
 
-use crate::hosts::{Project, failed, gone, jobs, options, run_once};
+use crate::helpers::{Project, failed, gone, jobs, options, run_once};
 use crate::support::{Db, Log, Started, until};
 use graphile_worker::{TaskOptions, WorkerOptions};
 use graphile_worker_scripts::{HostOptions, TasksDir};
