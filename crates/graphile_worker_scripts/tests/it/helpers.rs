@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A project with a folder of tasks, gone after the test. Tasks leave what they have to say in files beside it.
+/// A project with a folder of tasks, deleted after the test. Tasks write notes into files of the project's folder.
 pub(crate) struct Project(pub(crate) PathBuf);
 
 impl Project {
@@ -47,7 +47,7 @@ impl Project {
         self
     }
 
-    /// An environment of its own for Python, with no packages in it.
+    /// Creates a virtual environment for Python, without packages.
     pub(crate) fn virtual_environment(&self) -> PathBuf {
         let folder = self.0.join(".venv");
         let mut make = std::process::Command::new("python3");
@@ -56,12 +56,14 @@ impl Project {
         folder
     }
 
-    /// What was noted in a file, so far.
+    /// The notes in a file so far. A task may be in the middle of writing the last line, so only whole lines count.
     pub(crate) fn notes(&self, file: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.0.join(file)).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Waits until a file has at least this many notes.
     pub(crate) async fn noted(&self, file: &str, count: usize) -> Vec<Value> {
         let what = format!("{file} has {count} lines");
         until(&what, async || Some(self.notes(file)).filter(|notes| notes.len() >= count)).await
@@ -95,6 +97,7 @@ pub(crate) async fn last_error(db: &Db) -> String {
     db.value("select last_error from graphile_worker.jobs").await.as_str().unwrap().to_owned()
 }
 
+/// Waits until this many jobs have failed, and returns their errors.
 pub(crate) async fn failed(db: &Db, count: usize) -> Vec<String> {
     let what = format!("{count} jobs have failed");
     let sql = "select last_error from graphile_worker.jobs where last_error is not null order by id";
@@ -105,11 +108,13 @@ pub(crate) async fn failed(db: &Db, count: usize) -> Vec<String> {
     .await
 }
 
-pub(crate) fn is_alive(pid: &Value) -> bool {
+/// Whether the process runs. A zombie, which its parent has not waited for yet, does not.
+pub(crate) fn is_alive(pid: impl std::fmt::Display) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
 }
 
+/// Waits until the process has ended.
 pub(crate) async fn gone(pid: &Value) {
-    until("the process is gone", async || (!is_alive(pid)).then_some(())).await;
+    until("the process has ended", async || (!is_alive(pid)).then_some(())).await;
 }

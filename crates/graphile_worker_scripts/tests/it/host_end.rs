@@ -40,7 +40,7 @@ async fn jobs_that_finished_before_the_host_exited_stay_finished() {
     let project = Project::new();
     project.task("quick.js", "module.exports = () => {};");
     project.task("exits.js", "module.exports = () => process.exit(0);");
-    // All at once, in one read of the host: the last of them ends it.
+    // The host reads all jobs at once, and the last one exits the process.
     for _ in 0..7 {
         db.add_job("'quick'").await;
     }
@@ -117,19 +117,19 @@ async fn a_host_with_a_job_that_ignores_its_abort_ends_after_the_other_jobs() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task(
-        "deaf.js",
+        "ignores_abort.js",
         "module.exports = () => { note('pid', process.pid); return new Promise(() => setInterval(() => {}, 1000)); };",
     );
     project.task("slow.js", "module.exports = async () => { note('slow', process.pid); while (!require('fs').existsSync(OUT + '/go')) await new Promise((r) => setTimeout(r, 10)); };");
     project.task("fine.js", "module.exports = () => note('fine', process.pid);");
     let limited = TaskOptions::default().timeout(Duration::from_millis(100));
-    let started = Started::new(options(&db, &project).task_options("deaf", limited)).await;
+    let started = Started::new(options(&db, &project).task_options("ignores_abort", limited)).await;
     db.add_job("'slow'").await;
     let slow = project.noted("slow", 1).await;
-    db.add_job("'deaf', max_attempts := 1").await;
+    db.add_job("'ignores_abort', max_attempts := 1").await;
     failed(&db, 1).await;
     assert_eq!(project.notes("pid"), slow, "the same host");
-    // It gets no more jobs,
+    // The host gets no more jobs,
     let mut added = 0;
     until("another host runs jobs", async || {
         db.add_job("'fine'").await;
@@ -137,12 +137,12 @@ async fn a_host_with_a_job_that_ignores_its_abort_ends_after_the_other_jobs() {
         Some(()).filter(|()| !project.notes("fine").is_empty() && *project.notes("fine").last().unwrap() != slow[0])
     })
     .await;
-    // but the other job in it is not hurt.
+    // but its other job continues.
     assert!(is_alive(&slow[0]));
     project.file("go", "");
     gone(&slow[0]).await;
-    let left = until("all others are done", async || Some(jobs(&db).await).filter(|jobs| jobs.len() == 1)).await;
-    assert_eq!(left[0]["task_identifier"], "deaf");
+    let left = until("the other jobs are done", async || Some(jobs(&db).await).filter(|jobs| jobs.len() == 1)).await;
+    assert_eq!(left[0]["task_identifier"], "ignores_abort");
     started.stop().await;
     assert!(added > 0);
 }
@@ -177,7 +177,7 @@ async fn a_host_that_exceeds_its_memory_limit_is_killed() {
 async fn an_ended_host_gets_no_jobs_if_a_child_process_keeps_its_socket_open() {
     let db = Db::installed().await;
     let project = Project::new();
-    // A host of Python, whose descriptors are inherited on purpose.
+    // Python, because it can pass the socket on to a child process.
     project.task(
         "exits.py",
         "import subprocess\ndef task(payload, helpers):\n  subprocess.Popen(['sleep', '10'], pass_fds=[3], start_new_session=True)\n  note('exits', os.getpid())\n  os._exit(3)",

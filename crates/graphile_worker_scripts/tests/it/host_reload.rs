@@ -45,7 +45,7 @@ async fn files_that_do_not_load_are_reported_and_the_others_run() {
 async fn the_next_job_runs_the_edited_file_and_running_jobs_keep_the_old_code() {
     let db = Db::installed().await;
     let project = Project::new();
-    // Each version says which it is before and after it has waited, and which version of its library it has.
+    // Each version notes its number and that of its library, before and after it waits.
     let write = |version: u32| {
         let wait = "while (!require('fs').existsSync(OUT + '/go')) await new Promise((r) => setTimeout(r, 10));";
         let body = format!(
@@ -92,7 +92,7 @@ async fn a_file_that_no_longer_loads_keeps_its_previous_version() {
     project.task("careful.js", "module.exports = () => note('js', 2;");
     project.task("careful_py.py", "def task(payload, helpers):\n  note('py', 2");
     for file in ["careful.js", "careful_py.py"] {
-        let line = until("it is said", async || {
+        let line = until("the problem is logged", async || {
             let text = log.text();
             text.lines()
                 .find(|line| line.contains("keeping its previous version") && line.contains(file))
@@ -108,7 +108,7 @@ async fn a_file_that_no_longer_loads_keeps_its_previous_version() {
     db.add_job("'careful_py'").await;
     assert_eq!((project.noted("js", 1).await, project.noted("py", 1).await), (vec![json!(1)], vec![json!(1)]));
     project.task("careful.js", "module.exports = () => note('js', 3);");
-    until("the repaired one runs", async || {
+    until("the repaired file runs", async || {
         db.add_job("'careful'").await;
         project.notes("js").contains(&json!(3)).then_some(())
     })

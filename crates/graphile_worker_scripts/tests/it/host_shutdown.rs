@@ -29,9 +29,9 @@ async fn running_jobs_are_aborted_and_hosts_end_when_the_worker_stops() {
     let aborted = project.notes("aborted");
     assert!(aborted.contains(&json!(["AbortError", true])), "{aborted:?}");
     assert!(aborted.contains(&json!("thread")) && aborted.contains(&json!("async")), "{aborted:?}");
-    assert_eq!(jobs(&db).await, [] as [Value; 0], "they ended in time");
+    assert_eq!(jobs(&db).await, [] as [Value; 0], "the jobs finished within the grace period");
     for pid in &began {
-        assert!(!is_alive(pid), "hosts are gone when the worker is");
+        assert!(!is_alive(pid), "hosts have ended when the worker has stopped");
     }
 }
 
@@ -70,9 +70,9 @@ async fn a_job_is_released_only_after_its_host_has_ended() {
     let started = Started::new(options).await;
     let pid = project.noted("pid", 1).await.remove(0);
     started.worker.request_shutdown();
-    // The next job of the queue may begin elsewhere at this moment.
+    // As soon as the queue is unlocked, another worker may start its next job.
     let sql = "select count(*) from graphile_worker._private_job_queues where locked_by is null";
-    until("the queue is free", async || (db.value(sql).await == 1).then_some(())).await;
+    until("the queue is unlocked", async || (db.value(sql).await == 1).then_some(())).await;
     assert!(!is_alive(&pid));
     started.running.await.unwrap().unwrap();
 }
@@ -81,24 +81,27 @@ async fn a_job_is_released_only_after_its_host_has_ended() {
 async fn a_retired_host_has_ended_when_the_worker_has_stopped() {
     let db = Db::installed().await;
     let project = Project::new();
-    project.task("deaf.js", "module.exports = () => { note('pid', process.pid); return new Promise(() => {}); };");
+    project.task(
+        "ignores_abort.js",
+        "module.exports = () => { note('pid', process.pid); return new Promise(() => {}); };",
+    );
     project.task(
         "waits.js",
         "module.exports = (_, { abortPromise }) => { note('pid', process.pid); return abortPromise.catch(() => {}); };",
     );
     project.task("fine.js", "module.exports = () => note('fine', process.pid);");
     let limited = TaskOptions::default().timeout(Duration::from_millis(100));
-    let started = Started::new(options(&db, &project).task_options("deaf", limited).watch(true)).await;
+    let started = Started::new(options(&db, &project).task_options("ignores_abort", limited).watch(true)).await;
     db.add_job("'waits'").await;
     let pid = project.noted("pid", 1).await.remove(0);
-    db.add_job("'deaf', max_attempts := 1").await;
+    db.add_job("'ignores_abort', max_attempts := 1").await;
     failed(&db, 1).await;
     until("another host runs jobs", async || {
         db.add_job("'fine'").await;
         project.notes("fine").iter().any(|other| *other != pid).then_some(())
     })
     .await;
-    // Whoever loads a file looks through the hosts.
+    // Loading a file removes ended hosts from the pool.
     project.task("fine.js", "module.exports = () => note('loaded', process.pid);");
     until("the new version runs", async || {
         db.add_job("'fine'").await;
@@ -110,7 +113,7 @@ async fn a_retired_host_has_ended_when_the_worker_has_stopped() {
     assert!(!is_alive(&pid));
 }
 
-/// One worker process, for the test below: runs until it is killed.
+/// The worker process of the test below. It runs until it is killed.
 #[tokio::test]
 async fn worker_process_with_hosts() {
     let Ok(url) = std::env::var("GW_TEST_HOSTS_URL") else { return };
@@ -120,7 +123,7 @@ async fn worker_process_with_hosts() {
     worker.run().await.unwrap();
 }
 
-/// A process that is killed when it is dropped, a test that fails included.
+/// Kills the process when it is dropped, also if the test fails.
 struct KillOnDrop(std::process::Child);
 
 impl Drop for KillOnDrop {
@@ -137,7 +140,7 @@ async fn hosts_and_programs_end_if_the_worker_is_killed() {
     project.task("hangs.js", "module.exports = () => { note('pid', process.pid); for (;;); };");
     project.task("hangs_py.py", "async def task(payload, helpers):\n  note('pid', os.getpid())\n  while True: pass");
     project.task("child.js", "module.exports = () => new Promise(() => { note('pid', require('child_process').spawn('sleep', ['1000']).pid); });");
-    // One that has read its payload is known to whoever ends it.
+    // A program that has read its payload is registered with the watchdog that kills it.
     let program = "cat > /dev/null; echo $$ >> pid; sleep 1000 & echo $! >> pid; wait";
     project.file("tasks/program", &format!("#!/bin/sh\ncd '{}'; {program}\n", project.0.display()));
     let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);

@@ -11,7 +11,7 @@ use std::time::Duration;
 async fn a_custom_host_runs_files_of_its_language() {
     let db = Db::installed().await;
     let project = Project::new();
-    // A language in which a file is what is to be noted.
+    // A language in which the contents of a file are the note to write.
     let host = r#"
         const fs = require('fs'), net = require('net');
         const socket = new net.Socket({ fd: Number(process.env.GRAPHILE_WORKER_HOST_FD) });
@@ -61,7 +61,7 @@ async fn a_process_list_does_not_show_the_source_of_a_host() {
     started.stop().await;
 }
 
-/// The command lines of a process group: of a host, and of the shell beside it.
+/// The command lines of a process group: the host, and the shell that ends it with the worker.
 fn command_lines(group: &Value) -> Vec<String> {
     let group_of = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -99,7 +99,7 @@ async fn if_node_is_missing_its_tasks_are_reported_and_other_tasks_run() {
         "{line}"
     );
     assert_eq!(project.notes("ran"), [json!(["graphile-worker"])]);
-    assert_eq!(jobs(&db).await[0]["attempts"], 0, "its jobs wait for somebody who can run them");
+    assert_eq!(jobs(&db).await[0]["attempts"], 0, "its job waits for a worker that can run it");
 }
 
 #[tokio::test]
@@ -113,10 +113,10 @@ async fn a_host_that_cannot_start_is_logged_with_its_output() {
     drop(options(&db, &project).task_source(TasksDir::new(project.tasks()).host_options(hosts)).init().await.unwrap());
     let line = log.lines("a file in the tasks folder is not a task");
     assert!(line.contains("it printed:\\nproblem 1\\n") && line.contains("\\nproblem 6"), "{line}");
-    assert!(log.line("host ended").is_none(), "it is said once: {}", log.text());
+    assert!(log.line("host ended").is_none(), "the failure is logged once: {}", log.text());
 }
 
-/// A Node that cannot start a host while there is a file `bad` in the project; says so in `tried`.
+/// A Node that cannot start a host while the project has a file `bad`. It notes each start in `tried`.
 fn unreliable_node(project: &Project) -> HostOptions {
     let out = project.0.display();
     project.file(
@@ -140,12 +140,12 @@ async fn tasks_become_available_when_their_host_starts() {
     project.task("fine.js", "module.exports = () => note('fine', 1);").file("bad", "");
     let (log, _guard) = Log::start();
     let options = options(&db, &project).task_source(TasksDir::new(project.tasks()).host_options(hosts));
-    // A limit for a task that is not there yet is not a mistake.
+    // Options for a task that is not available yet are not an error.
     let options = options.task_options("fine", TaskOptions::default().timeout(Duration::from_secs(60)));
     let started = Started::new(options).await;
     db.add_job("'fine', max_attempts := 1").await;
     let tried = project.notes("tried").len();
-    until("it is tried again", async || (project.notes("tried").len() > tried).then_some(())).await;
+    until("the host is retried", async || (project.notes("tried").len() > tried).then_some(())).await;
     assert_eq!(project.notes("fine"), [] as [Value; 0]);
     let line = log.line("cannot start a host").unwrap();
     assert!(line.contains("WARN") && line.contains("no luck"), "{line}");
@@ -199,7 +199,7 @@ async fn a_starting_host_ends_if_its_worker_is_dropped() {
     let mut init =
         Box::pin(options(&db, &project).task_source(TasksDir::new(project.tasks()).host_options(hosts)).init());
     let pid = tokio::select! {
-        _ = &mut init => panic!("it has not said hello"),
+        _ = &mut init => panic!("the host has not sent hello"),
         mut pids = project.noted("pid", 1) => pids.remove(0),
     };
     drop(init);
@@ -224,7 +224,7 @@ async fn a_second_host_starts_only_if_the_first_is_busy() {
     }
     let mut pids = project.noted("idle", 40).await;
     pids.dedup();
-    assert_eq!(pids.len(), 1, "jobs that wait leave it time");
+    assert_eq!(pids.len(), 1, "jobs that only wait do not make the host busy");
     let two = until("two hosts are at work", async || {
         db.add_job("'burns'").await;
         let mut pids = project.notes("burns");
@@ -255,9 +255,9 @@ async fn a_job_starts_in_a_new_host_if_the_existing_one_hangs() {
         project.notes("fine").pop()
     })
     .await;
-    // Without it, there is only the one of which is known that it hangs.
+    // Without this host, only the one that hangs is left.
     std::process::Command::new("kill").args(["-9", &other.to_string()]).status().unwrap();
-    until("that is noticed", async || log.line("host ended")).await;
+    until("the worker notices it", async || log.line("host ended")).await;
     db.run("delete from graphile_worker._private_jobs where locked_at is null").await;
     db.add_job("'fine', '{\"last\": true}'").await;
     until("a third host runs jobs", async || project.notes("fine").into_iter().find(|pid| *pid != other)).await;

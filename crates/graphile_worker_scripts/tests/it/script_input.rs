@@ -140,7 +140,7 @@ async fn scripts_and_rust_tasks_add_jobs_for_each_other() {
     assert_eq!(receiver.recv().await, Some(json!({"n": 2})));
     worker.create_utils().add_raw_job("script", json!({"n": 5}), JobSpec::default()).await.unwrap();
     worker.run_once().await.unwrap();
-    assert_eq!(receiver.recv().await, Some(json!({"n": 6})), "hosts come back when they are needed again");
+    assert_eq!(receiver.recv().await, Some(json!({"n": 6})), "a new host starts for the second run");
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn the_projects_virtual_environment_runs_its_python_files() {
     project.file("lib_of_project.py", "NAME = 'lib'");
     db.add_job("'where'").await;
     run_once(&db, &project).await;
-    // One that is active is what its user wants.
+    // An active virtual environment takes precedence.
     let environment = std::env::var("VIRTUAL_ENV").unwrap_or_else(|_| environment.to_str().unwrap().to_owned());
     assert_eq!(project.notes("where"), [json!([environment, "lib"])]);
 }

@@ -23,7 +23,7 @@ async fn an_error_has_its_message_and_its_stack() {
     assert_eq!(lines[0], "boom");
     assert!(lines[1].trim().starts_with("at ") && lines[1].contains("tasks/throws.js:3:"), "{}", errors[0]);
     assert!(lines.contains(&"caused by: spark"), "{}", errors[0]);
-    assert!(!errors[0].contains("[eval"), "nothing of the host: {}", errors[0]);
+    assert!(!errors[0].contains("[eval"), "the stack has no frames of the host: {}", errors[0]);
     assert!(errors[1].starts_with("at once\n    at module.exports"), "{}", errors[1]);
     assert_eq!(errors[2], "only text");
     assert!(
@@ -70,8 +70,8 @@ async fn only_the_failed_items_of_a_batch_are_retried() {
     run_once(&db, &project).await;
     let sql = "select payload::text as payload, last_error from graphile_worker._private_jobs order by id";
     let left = db.rows(sql).await;
-    assert_eq!(left.len(), 3, "the short one is done: {left:?}");
-    assert_eq!(left[0]["payload"], r#"[{"n":  2, "bad": true}]"#, "as it was stored");
+    assert_eq!(left.len(), 3, "`short` is completed: {left:?}");
+    assert_eq!(left[0]["payload"], r#"[{"n":  2, "bad": true}]"#, "the text of the item is unchanged");
     assert!(left[0]["last_error"].as_str().unwrap().starts_with("1 of 3 items failed: no 2\n"), "{left:?}");
     assert_eq!(left[1]["payload"], r#"[{"n":  2, "bad": true}]"#);
     assert_eq!(left[2]["payload"], "[1,3]");
@@ -127,7 +127,7 @@ def task(payload, helpers):
         let line = log.line(text).unwrap_or_else(|| panic!("{text:?} is not in\n{}", log.text()));
         assert!(also.iter().all(|part| line.contains(part)), "{also:?} in {line}");
     }
-    // These do not come through the host but by the process's own output, which is read when it comes.
+    // Child processes write to the output of the host process, which the worker reads independently of the host's frames.
     for text in ["from a child", "from a python child"] {
         until(text, async || log.line(text)).await;
     }
@@ -140,7 +140,7 @@ async fn warnings_are_logged_as_warnings_and_uncaught_errors_as_errors() {
     let project = Project::new();
     project.task(
         "warns.js",
-        "module.exports = async () => { process.emitWarning('careful in node'); await new Promise((r) => setTimeout(r, 10)); };",
+        "module.exports = async () => { process.emitWarning('careful in node'); await new Promise(setImmediate); };",
     );
     project.task(
         "warns_py.py",
