@@ -236,7 +236,7 @@ async fn kill_programs_kills_running_programs_without_the_worker() {
     started.worker.kill_programs();
     // This loop blocks the only thread of the runtime, so the worker cannot end the programs.
     let patience = Instant::now() + PATIENCE;
-    while pids.iter().any(|pid| is_alive(pid)) {
+    while pids.iter().any(is_alive) {
         assert!(Instant::now() < patience, "{pids:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
