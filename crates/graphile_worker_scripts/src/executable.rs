@@ -69,7 +69,7 @@ impl Program {
         let exited = loop {
             tokio::select! {
                 exited = group.exited() => break exited,
-                () = ctx.timed_out() => return answer(Err(TaskError::new("stopped")), &group.end().await),
+                () = ctx.timed_out() => return answer(Err(TaskError::new("stopped")), &group.stop().await),
                 () = &mut feeding, if !fed => fed = true,
             }
         };
@@ -83,7 +83,7 @@ impl Program {
             group.release()
         } else {
             warn!("the program has exited, but its child processes keep its output open; stopping them");
-            group.end().await
+            group.stop().await
         };
         answer(exited.map_err(TaskError::from).and_then(|status| ended(&status, &last_lines)), &last_lines)
     }
