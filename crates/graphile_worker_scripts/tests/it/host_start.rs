@@ -94,7 +94,7 @@ async fn if_node_is_missing_its_tasks_are_reported_and_other_tasks_run() {
     let line = log.lines("a file in the tasks folder is not a task");
     assert!(
         line.contains(
-            "file=js.js problem=\"`/nowhere/node` does not exist: install Node, or say where it is (`--node`, `HostOptions::node`)\""
+            "file=js.js problem=\"`/nowhere/node` does not exist: install Node, or set its path (`--node`, `HostOptions::node`)\""
         ),
         "{line}"
     );
