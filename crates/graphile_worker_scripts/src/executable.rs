@@ -1,8 +1,8 @@
-//! An executable as a task's handler: the job goes in by standard input and environment, what it writes goes into the
-//! log, and its exit code is the answer.
+//! Runs an executable as a task: passes the job on standard input and in the environment, logs the output, and turns the
+//! exit code into the result.
 //!
-//! It may do anything: never read, never end, write without end, leave processes behind. None of that is to hurt the
-//! worker. Which files are executables is decided in `tasks_dir`.
+//! A program may ignore its input, never exit, write endlessly, or leave child processes behind. None of this may harm the
+//! worker. `scan` decides which files are executables.
 
 use crate::output::LastLines;
 use crate::process_group::{ProcessGroup, ProcessGroups, TERM_GRACE};
@@ -21,18 +21,18 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, Command};
 use tracing::warn;
 
-/// A run that takes longer has failed, unless the task's options say otherwise: as long as Node's worker gives it.
+/// Default timeout of a program: that of Node's worker.
 const TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
-/// How long the output of a program that has exited may stay open: somebody it has started holds it.
+/// How long child processes may keep the output open after the program has exited.
 const OPEN_OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a program is tried to be started while the machine has no process, memory or file to spare, or somebody
-/// is just writing it.
+/// How long starting a program is retried if the system is out of processes, memory or file descriptors, or if the file is
+/// still being written.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// A task that runs the file.
+/// The task that runs this file.
 pub(crate) fn definition(
     identifier: &str,
     path: &Path,
@@ -63,12 +63,13 @@ impl Program {
         };
         let mut feeding = std::pin::pin!(write_input(started.stdin(), ctx.job()));
         let mut fed = false;
-        // Dropped before its input is: whoever reads is told to stop, and does not take half a payload for all of it.
+        // Declared after its input, so it is dropped first: the program receives SIGTERM before its input is closed, and
+        // does not take half a payload for the whole.
         let mut group = started;
         let exited = loop {
             tokio::select! {
                 exited = group.exited() => break exited,
-                () = ctx.timed_out() => return answer(Err(TaskError::new("told to stop")), &group.end().await),
+                () = ctx.timed_out() => return answer(Err(TaskError::new("stopped")), &group.stop().await),
                 () = &mut feeding, if !fed => fed = true,
             }
         };
@@ -78,16 +79,16 @@ impl Program {
             () = ctx.timed_out() => false,
         };
         let last_lines = if closed {
-            // Whatever it has left running has nothing to do with the job any more.
+            // Child processes that still run no longer belong to the job.
             group.release()
         } else {
-            warn!("the program has exited, and what it has started keeps its output open: told to stop");
-            group.end().await
+            warn!("the program has exited, but its child processes keep its output open; stopping them");
+            group.stop().await
         };
         answer(exited.map_err(TaskError::from).and_then(|status| ended(&status, &last_lines)), &last_lines)
     }
 
-    /// Starts it; a while later where the machine cannot just now.
+    /// Starts the program. Transient errors are retried.
     async fn start(&self, job: &Job) -> Result<ProcessGroup, TaskError> {
         let began = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -98,7 +99,7 @@ impl Program {
                 Err(error) => error,
             };
             if is_errno(&error, &[Errno::NOEXEC]) && is_text(&self.path) {
-                // A script whose first line names no interpreter is the shell's, as if it were typed into one.
+                // A script without an interpreter line runs in the shell, as it would from a command line.
                 let mut shell = Command::new("/bin/sh");
                 shell.arg(&self.path);
                 command = self.command(shell, job);
@@ -115,7 +116,7 @@ impl Program {
     fn command(&self, mut command: Command, job: &Job) -> Command {
         command
             .env("GRAPHILE_WORKER_PAYLOAD_FORMAT", "json")
-            // `DATABASE_URL` stays what it is: it may name another database, which is the program's business.
+            // `DATABASE_URL` is left unchanged: the program may use it for another database.
             .env("GRAPHILE_WORKER_DATABASE_URL", self.database.url())
             .env("GRAPHILE_WORKER_TASK_IDENTIFIER", &*job.task_identifier)
             .env("GRAPHILE_WORKER_JOB_ID", job.id.to_string())
@@ -128,17 +129,17 @@ impl Program {
             .stderr(Stdio::piped());
         match &job.key {
             Some(key) => command.env("GRAPHILE_WORKER_JOB_KEY", key),
-            // The worker may itself have been started by a job.
+            // A job may have started this worker, with its own key in the environment.
             None => command.env_remove("GRAPHILE_WORKER_JOB_KEY"),
         };
         command
     }
 }
 
-/// Says what the job is. A program that does not want to know closes its input, or exits.
+/// Writes the payload to standard input. Errors are ignored: a program may close its input or exit without reading it.
 async fn write_input(stdin: Option<ChildStdin>, job: &Job) {
     let Some(mut stdin) = stdin else { return };
-    // In one line, for programs that read one: no string of JSON has a line break in it.
+    // On one line, for programs that read a single line. JSON strings contain no raw line breaks.
     let payload = job.payload.get().replace(['\n', '\r'], " ");
     let _ = stdin.write_all(format!("{{\"payload\":{payload}}}").as_bytes()).await;
 }
@@ -154,7 +155,7 @@ fn ended(status: &ExitStatus, last_lines: &LastLines) -> Result<TaskOutcome, Tas
     let how = match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}{}", signal_name(signal)),
-        (None, None) => "ended in an unknown way".to_owned(),
+        (None, None) => "ended without an exit code or signal".to_owned(),
     };
     let last_lines = last_lines.text();
     Err(TaskError::new(if last_lines.is_empty() { how } else { format!("{how}:\n{last_lines}") }))
@@ -177,14 +178,14 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// What keeps a program from being started for a moment only.
+/// Errors that may pass if the start is retried.
 const TRANSIENT_ERRORS: &[Errno] = &[Errno::AGAIN, Errno::NOMEM, Errno::TXTBSY, Errno::MFILE, Errno::NFILE];
 
 fn is_errno(error: &io::Error, wanted: &[Errno]) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| wanted.contains(&errno))
 }
 
-/// Why it could not be started, and whose fault that is.
+/// The error message for a program that could not be started.
 fn start_problem(path: &Path, error: &io::Error) -> String {
     let shown = path.display();
     if is_errno(error, &[Errno::NOENT]) {
@@ -205,7 +206,7 @@ fn start_problem(path: &Path, error: &io::Error) -> String {
     format!("could not start {shown}: {error}")
 }
 
-/// What is wrong with the interpreter that the file's first line names, if it can be seen.
+/// The problem with the interpreter that the file's first line names, if there is one.
 pub(crate) fn interpreter_problem(path: &Path) -> Option<String> {
     let line = first_line(path).ok()??;
     let interpreter = line.trim_start_matches("#!").trim_start_matches([' ', '\t']).split([' ', '\t']).next()?;
@@ -227,7 +228,7 @@ fn is_text(path: &Path) -> bool {
     start_of(path).is_ok_and(|start| !start.contains(&0))
 }
 
-/// As much as the kernel looks at, and more.
+/// The first 512 bytes of a file: more than the kernel reads to find the interpreter.
 fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut start = Vec::new();
     std::fs::File::open(path)?.take(512).read_to_end(&mut start)?;

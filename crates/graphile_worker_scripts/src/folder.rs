@@ -1,7 +1,7 @@
-//! A folder of tasks while a worker runs: loaded, polled for changes, loaded again, and closed.
+//! Loads a folder of tasks, polls it for changes, and reloads it while a worker runs.
 //!
-//! The folder is polled, because file notifications do not work on all mounted volumes. Which files are tasks is decided
-//! in `scan`.
+//! The folder is polled, because file notifications do not work on all mounted volumes. `scan` decides which files are
+//! tasks.
 
 #[cfg(unix)]
 use crate::executable;
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 /// After a poll that took long (a large folder, a slow volume), the pause is this many times as long as the poll.
 const PAUSE_PER_POLL: u32 = 10;
 
-/// Between two attempts to start hosts that did not start: this pause, doubling, up to the longest.
+/// The delay before a host that did not start is retried: it doubles with each attempt, up to the maximum.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
@@ -31,7 +31,7 @@ pub(crate) struct Folder {
     path: Arc<Path>,
     /// The names of tasks that are defined in code.
     in_code: BTreeSet<String>,
-    /// Whether changes of the files count. If not, only hosts that did not start are retried.
+    /// Whether changed files are reloaded. If not, the folder only retries hosts that did not start.
     watch: bool,
     process_groups: ProcessGroups,
     hosts: Hosts,
@@ -39,7 +39,7 @@ pub(crate) struct Folder {
     watching: tokio::sync::Mutex<Watching>,
 }
 
-/// The tasks of a folder, and the files that they were made of.
+/// The tasks of a folder, and the files that they were loaded from.
 #[derive(Clone, Default)]
 struct Loaded {
     scan: Scan,
@@ -49,7 +49,7 @@ struct Loaded {
     without_host: BTreeSet<String>,
 }
 
-/// What the next poll has to know of the last one.
+/// State that one poll passes on to the next.
 struct Watching {
     /// The scan of the last poll, if it differs from what is loaded.
     next: Option<Scan>,
@@ -107,7 +107,7 @@ impl Folder {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when there are other tasks than before.
+    /// Returns when the tasks have changed.
     async fn wait_for_change(&self) {
         let mut watching = self.watching.lock().await;
         loop {
@@ -124,13 +124,13 @@ impl Folder {
         }
     }
 
-    /// Loads what has changed. Returns whether there are other tasks than before.
+    /// Loads files that have changed. Returns whether the tasks have changed.
     async fn poll(&self, watching: &mut Watching) -> bool {
         let (path, languages) = (self.path.clone(), self.hosts.languages());
         let scanning = tokio::task::spawn_blocking(move || {
             Scan::of(&path, &languages).unwrap_or_else(|error| Scan::unreadable(&path, &error))
         });
-        // It fails only if the runtime ends.
+        // It fails only if the runtime shuts down.
         let Ok(scan) = scanning.await else { return false };
         let before = self.loaded().clone();
         if !is_stable(&before.scan, &mut watching.next, &scan) {
@@ -159,7 +159,7 @@ impl Folder {
         changed
     }
 
-    /// Makes tasks of the files. A file that has not changed keeps its task.
+    /// Loads the files as tasks. A file that has not changed keeps its task.
     async fn load(&self, scan: Scan, before: Option<&Loaded>) -> Loaded {
         let mut loaded = Loaded { problems: scan.problems.clone(), scan, ..Loaded::default() };
         for (identifier, found) in &loaded.scan.tasks.clone() {
@@ -185,7 +185,7 @@ impl Folder {
         loaded
     }
 
-    /// The task of a file: the one it had if it has not changed, or if its new version does not load.
+    /// Loads the task of a file. Returns the previous task if the file has not changed or its new version does not load.
     async fn load_file(
         &self,
         identifier: &str,
@@ -248,7 +248,7 @@ impl Folder {
 }
 
 impl Loaded {
-    /// Logs which tasks are missing because their host did not start, and when it is retried.
+    /// Logs which tasks are missing because their host did not start, and when the host is retried.
     fn log_missing(&self, retry: Duration) {
         if !self.without_host.is_empty() {
             let tasks = Vec::from_iter(self.without_host.iter().map(String::as_str)).join(", ");

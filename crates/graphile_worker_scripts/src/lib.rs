@@ -32,20 +32,20 @@ pub use host::HostOptions;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A folder of tasks, for [`WorkerOptions::task_source`](graphile_worker::WorkerOptions::task_source). Files that are not tasks
-/// are named in a warning. Tasks that are defined in code win over files of the same name.
+/// A folder of tasks, for [`WorkerOptions::task_source`](graphile_worker::WorkerOptions::task_source). The worker logs a
+/// warning for each file that is not a task. Tasks defined in code take precedence over files of the same name.
 ///
 /// An executable gets `{"payload": …}` on standard input, and in its environment `GRAPHILE_WORKER_PAYLOAD_FORMAT` (`json`),
 /// `GRAPHILE_WORKER_DATABASE_URL`, `GRAPHILE_WORKER_TASK_IDENTIFIER`, `GRAPHILE_WORKER_JOB_ID`, `GRAPHILE_WORKER_JOB_KEY` (if
 /// the job has a key), `GRAPHILE_WORKER_JOB_ATTEMPTS`, `GRAPHILE_WORKER_JOB_MAX_ATTEMPTS`, `GRAPHILE_WORKER_JOB_PRIORITY` and
-/// `GRAPHILE_WORKER_JOB_RUN_AT`. Its output goes into the log, line by line. Exit code 0 completes the job; any other fails
-/// it, with the last lines of standard error in `last_error`.
+/// `GRAPHILE_WORKER_JOB_RUN_AT`. The worker logs its output line by line. Exit code 0 completes the job. Any other exit code
+/// fails it, and `last_error` holds the last lines of standard error.
 ///
-/// When its timeout has passed (default: 4 hours), or the worker stops and its grace period is over, the program's process
-/// group gets SIGTERM, and SIGKILL 3 seconds later. Processes that have left the group are not stopped.
+/// After its timeout (default: 4 hours), or when the worker's shutdown grace period ends, the program's process group
+/// receives SIGTERM, and SIGKILL 3 seconds later. Processes that have left the group are not stopped.
 ///
-/// Scripts export a function of the payload and helpers, as the tasks of Node's worker do; the guide page *Tasks in other
-/// languages* shows them.
+/// Scripts export a function that takes the payload and helpers, as the tasks of Node's worker do. The guide page *Tasks in
+/// other languages* has examples.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct TasksDir {
@@ -54,12 +54,12 @@ pub struct TasksDir {
 }
 
 impl TasksDir {
-    /// The tasks in this folder and in the folders below it.
+    /// Uses the tasks in this folder and its subfolders.
     pub fn new(path: impl Into<PathBuf>) -> TasksDir {
         TasksDir { path: path.into(), hosts: HostOptions::default() }
     }
 
-    /// Which programs run scripts, how many at once, and how much memory they may use.
+    /// Sets which programs run scripts, how many of them run at once, and how much memory each may use.
     pub fn host_options(mut self, options: HostOptions) -> TasksDir {
         self.hosts = options;
         self

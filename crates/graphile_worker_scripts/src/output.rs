@@ -1,5 +1,5 @@
-//! What a process writes, line by line: into the log, as fast as a log can take it, and its last lines for an error
-//! message. Memory stays bounded whatever comes.
+//! Logs the output of a process line by line, up to a rate limit, and keeps its last lines for an error message. Memory is
+//! bounded for any output.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -8,27 +8,27 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tracing::{info, warn};
 
-/// A longer line is cut.
+/// Longer lines are truncated.
 const LONGEST_LINE: usize = 8 * 1024;
 
-/// The log takes so many lines of a stream in a second; the others are counted.
-const LINES_A_SECOND: usize = 1000;
+/// Maximum number of lines per second that are logged for each stream. The rest are counted.
+const LINES_PER_SECOND: usize = 1000;
 
-/// So much of the end is kept for an error message.
+/// How much of the end of the output is kept for an error message.
 const LAST_LINES: usize = 50;
 const LAST_BYTES: usize = 16 * 1024;
 
-/// So much is read at once: what a pipe holds.
-const PIECE: usize = 64 * 1024;
+/// Size of the read buffer: the capacity of a pipe.
+const READ_BUFFER: usize = 64 * 1024;
 
-/// Which stream it is, and so how the log shows it.
+/// An output stream. It determines the log level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stream {
     Stdout,
     Stderr,
 }
 
-/// What a process writes to both of its streams. Waiting for any of it may be broken off and begun again: nothing is lost.
+/// Both output streams of a process. All methods are cancel safe: no output is lost.
 pub(crate) struct Output {
     stdout: Reader<ChildStdout>,
     stderr: Reader<ChildStderr>,
@@ -42,12 +42,12 @@ impl Output {
         }
     }
 
-    /// Logs all that comes, and returns when nobody can write any more.
+    /// Logs all output, and returns when both streams are closed.
     pub(crate) async fn closed(&mut self) {
         tokio::join!(self.stdout.closed(), self.stderr.closed());
     }
 
-    /// Logs all that comes while something else is done.
+    /// Logs all output until `work` is done.
     pub(crate) async fn logged_during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         tokio::select! {
@@ -65,54 +65,54 @@ impl Output {
     }
 }
 
-/// One stream, read into the log.
+/// Logs one stream.
 struct Reader<S> {
-    /// Nothing once it has ended.
+    /// `None` after the end of the stream.
     from: Option<S>,
     stream: Stream,
-    piece: Vec<u8>,
+    buffer: Vec<u8>,
     lines: Lines,
-    claim_size: ClaimSize,
+    rate_limit: RateLimit,
     last: LastLines,
 }
 
 impl<S: AsyncRead + Unpin> Reader<S> {
     fn new(from: Option<S>, stream: Stream) -> Reader<S> {
-        let (lines, claim_size, last) = (Lines::default(), ClaimSize::new(Instant::now()), LastLines::default());
-        Reader { from, stream, piece: vec![0; PIECE], lines, claim_size, last }
+        let (lines, rate_limit, last) = (Lines::default(), RateLimit::new(Instant::now()), LastLines::default());
+        Reader { from, stream, buffer: vec![0; READ_BUFFER], lines, rate_limit, last }
     }
 
     async fn closed(&mut self) {
         while let Some(from) = &mut self.from {
-            // An error of a pipe is its end.
-            let Ok(length @ 1..) = from.read(&mut self.piece).await else {
+            // A read error counts as the end of the stream.
+            let Ok(length @ 1..) = from.read(&mut self.buffer).await else {
                 self.end();
                 return;
             };
             let now = Instant::now();
-            let Reader { stream, lines, claim_size, last, .. } = self;
-            lines.split(&self.piece[..length], |line| take(line, *stream, last, claim_size, now));
+            let Reader { stream, lines, rate_limit, last, .. } = self;
+            lines.split(&self.buffer[..length], |line| handle_line(line, *stream, last, rate_limit, now));
         }
     }
 
     fn end(&mut self) {
         if self.from.take().is_some() {
-            let Reader { stream, lines, claim_size, last, .. } = self;
-            lines.end(|line| take(line, *stream, last, claim_size, Instant::now()));
-            left_out(claim_size.left_out);
+            let Reader { stream, lines, rate_limit, last, .. } = self;
+            lines.end(|line| handle_line(line, *stream, last, rate_limit, Instant::now()));
+            log_dropped(rate_limit.dropped);
         }
     }
 }
 
-fn take(line: Line<'_>, stream: Stream, last: &mut LastLines, claim_size: &mut ClaimSize, now: Instant) {
-    let is_logged = claim_size.allows(now, left_out);
+fn handle_line(line: Line<'_>, stream: Stream, last: &mut LastLines, rate_limit: &mut RateLimit, now: Instant) {
+    let is_logged = rate_limit.allows(now, log_dropped);
     let is_kept = stream == Stream::Stderr;
     if !is_logged && !is_kept {
         return;
     }
     let text = line.text();
     if is_logged && !text.is_empty() {
-        // The task's own words are the message, as they would be a handler's.
+        // The line is the message, as if a handler had logged it.
         match stream {
             Stream::Stdout => info!("{text}"),
             Stream::Stderr => warn!("{text}"),
@@ -123,23 +123,23 @@ fn take(line: Line<'_>, stream: Stream, last: &mut LastLines, claim_size: &mut C
     }
 }
 
-fn left_out(lines: usize) {
+fn log_dropped(lines: usize) {
     if lines > 0 {
-        warn!(lines, "the task writes more than the log takes: lines left out");
+        warn!(lines, "the task exceeded the log's rate limit; lines dropped");
     }
 }
 
-/// Bytes as they come, cut into lines.
+/// Splits a stream of bytes into lines.
 #[derive(Default)]
 struct Lines {
-    /// The beginning of a line whose end has not come.
-    begun: Vec<u8>,
+    /// The beginning of an unfinished line.
+    unfinished: Vec<u8>,
     cut: usize,
 }
 
 struct Line<'l> {
     bytes: &'l [u8],
-    /// How many bytes are missing at its end.
+    /// How many bytes were removed from its end.
     cut: usize,
 }
 
@@ -148,28 +148,28 @@ impl Lines {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let line = &bytes[..end];
             bytes = &bytes[end + 1..];
-            if self.begun.is_empty() && line.len() <= LONGEST_LINE {
+            if self.unfinished.is_empty() && line.len() <= LONGEST_LINE {
                 each(Line { bytes: line, cut: 0 });
             } else {
                 self.begin(line);
-                each(Line { bytes: &self.begun, cut: self.cut });
-                self.begun.clear();
+                each(Line { bytes: &self.unfinished, cut: self.cut });
+                self.unfinished.clear();
                 self.cut = 0;
             }
         }
         self.begin(bytes);
     }
 
-    /// The last line may have no end.
+    /// Ends the last line, which may have no line break.
     fn end(&mut self, mut each: impl FnMut(Line<'_>)) {
-        if !self.begun.is_empty() {
-            each(Line { bytes: &self.begun, cut: self.cut });
+        if !self.unfinished.is_empty() {
+            each(Line { bytes: &self.unfinished, cut: self.cut });
         }
     }
 
     fn begin(&mut self, bytes: &[u8]) {
-        let kept = bytes.len().min(LONGEST_LINE - self.begun.len());
-        self.begun.extend_from_slice(&bytes[..kept]);
+        let kept = bytes.len().min(LONGEST_LINE - self.unfinished.len());
+        self.unfinished.extend_from_slice(&bytes[..kept]);
         self.cut += bytes.len() - kept;
     }
 }
@@ -179,34 +179,35 @@ impl<'l> Line<'l> {
         let text = String::from_utf8_lossy(self.bytes.strip_suffix(b"\r").unwrap_or(self.bytes));
         match self.cut {
             0 => text,
-            cut => Cow::Owned(format!("{text} … ({cut} bytes left out)")),
+            cut => Cow::Owned(format!("{text} … ({cut} bytes dropped)")),
         }
     }
 }
 
-/// How much of a stream has been logged in the current second.
-struct ClaimSize {
+/// Limits how many lines of a stream are logged per second.
+struct RateLimit {
     since: Instant,
     logged: usize,
-    left_out: usize,
+    dropped: usize,
 }
 
-impl ClaimSize {
-    fn new(now: Instant) -> ClaimSize {
-        ClaimSize { since: now, logged: 0, left_out: 0 }
+impl RateLimit {
+    fn new(now: Instant) -> RateLimit {
+        RateLimit { since: now, logged: 0, dropped: 0 }
     }
 
-    /// Whether one more line may be logged; `tell`s at the beginning of a second how many could not in the last.
-    fn allows(&mut self, now: Instant, tell: impl FnOnce(usize)) -> bool {
+    /// Whether one more line may be logged. At the beginning of a second, calls `report` with the number of lines that were
+    /// dropped in the previous one.
+    fn allows(&mut self, now: Instant, report: impl FnOnce(usize)) -> bool {
         if now - self.since >= Duration::from_secs(1) {
-            tell(self.left_out);
-            *self = ClaimSize::new(now);
+            report(self.dropped);
+            *self = RateLimit::new(now);
         }
-        let allowed = self.logged < LINES_A_SECOND;
+        let allowed = self.logged < LINES_PER_SECOND;
         if allowed {
             self.logged += 1;
         } else {
-            self.left_out += 1;
+            self.dropped += 1;
         }
         allowed
     }
@@ -228,7 +229,7 @@ impl LastLines {
         }
     }
 
-    /// In their order, without empty ones around them.
+    /// The lines in order, without leading and trailing empty lines.
     pub(crate) fn text(&self) -> String {
         let lines: Vec<&str> = self.lines.iter().map(String::as_str).collect();
         lines.join("\n").trim_matches('\n').trim_end().to_owned()
@@ -250,37 +251,41 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_found_however_they_come() {
+    fn lines_are_split_across_reads() {
         assert_eq!(lines(&[b"a\nb", b"c\r\n", b"\n", b"d"]), ["a", "bc", "", "d"]);
         assert_eq!(lines(&[b"\xff\n"]), ["\u{fffd}"]);
     }
 
     #[test]
-    fn a_line_without_end_is_cut_and_takes_no_memory() {
+    fn an_endless_line_is_truncated_and_memory_stays_bounded() {
         let mut lines = Lines::default();
         for _ in 0..10_000 {
-            lines.split(&[b'x'; PIECE], |_| panic!("no line has ended"));
+            lines.split(&[b'x'; READ_BUFFER], |_| panic!("no line has ended"));
         }
-        assert!(lines.begun.capacity() <= 2 * LONGEST_LINE);
+        assert!(lines.unfinished.capacity() <= 2 * LONGEST_LINE);
         let mut ended = Vec::new();
         lines.split(b"\nnext\n", |line| ended.push(line.text().into_owned()));
-        assert!(ended[0].ends_with(&format!("x … ({} bytes left out)", 10_000 * PIECE - LONGEST_LINE)), "{}", ended[0]);
+        assert!(
+            ended[0].ends_with(&format!("x … ({} bytes dropped)", 10_000 * READ_BUFFER - LONGEST_LINE)),
+            "{}",
+            ended[0]
+        );
         assert_eq!(ended[1], "next");
     }
 
     #[test]
-    fn a_flood_is_counted_instead_of_logged() {
+    fn lines_above_the_rate_limit_are_counted_instead_of_logged() {
         let start = Instant::now();
-        let mut claim_size = ClaimSize::new(start);
-        let logged = (0..5 * LINES_A_SECOND).filter(|_| claim_size.allows(start, |_| panic!("too early"))).count();
-        assert_eq!(logged, LINES_A_SECOND);
-        let mut told = 0;
-        assert!(claim_size.allows(start + Duration::from_secs(1), |left_out| told = left_out));
-        assert_eq!(told, 4 * LINES_A_SECOND);
+        let mut rate_limit = RateLimit::new(start);
+        let logged = (0..5 * LINES_PER_SECOND).filter(|_| rate_limit.allows(start, |_| panic!("too early"))).count();
+        assert_eq!(logged, LINES_PER_SECOND);
+        let mut reported = 0;
+        assert!(rate_limit.allows(start + Duration::from_secs(1), |dropped| reported = dropped));
+        assert_eq!(reported, 4 * LINES_PER_SECOND);
     }
 
     #[test]
-    fn of_a_long_output_the_end_is_kept() {
+    fn the_last_lines_of_a_long_output_are_kept() {
         let mut last = LastLines::default();
         for n in 0..1000 {
             last.push(&n.to_string());

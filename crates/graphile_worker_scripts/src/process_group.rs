@@ -1,5 +1,5 @@
-//! A process with all that it starts: told to stop together, killed together, and nothing stays behind, also where
-//! whoever waits for it is dropped, or the worker is killed.
+//! Process groups: a program and its child processes are stopped and killed together. No process remains, even if the
+//! caller is dropped or the worker is killed.
 
 use crate::output::{LastLines, Output};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -14,49 +14,50 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span, warn};
 
-/// So long a group has between being told to stop and being killed.
+/// How long a group has to exit after SIGTERM before it is killed.
 pub(crate) const TERM_GRACE: Duration = Duration::from_secs(3);
 
-/// How long a killed process may take to be gone; one that waits for a broken disk may take for ever.
+/// How long to wait for a killed process to exit. A process that waits for a broken disk may never exit.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long to read what a group that is gone has left to be read; whoever has left the group may hold it open for ever.
+/// How long to read the remaining output of a group that has exited. A process that has left the group may keep the output
+/// open forever.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// So much longer than that a group is waited for: handlers that never wait may leave no thread to end it.
+/// Additional time to wait for groups to end, because handlers that block may leave no thread of the runtime free.
 const RUNTIME_SLACK: Duration = Duration::from_millis(500);
 
-/// How often a group that was told to stop is looked at.
+/// How often to check whether a group has exited.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The groups of a worker: which there are, and those of them that nobody waits for any more and that are being ended.
+/// The process groups of a worker, including those that are being stopped in the background.
 #[derive(Clone, Default)]
 pub(crate) struct ProcessGroups {
-    ending: TaskTracker,
-    at_once: CancellationToken,
+    stopping: TaskTracker,
+    kill_now: CancellationToken,
     groups: Arc<Mutex<Groups>>,
 }
 
 impl ProcessGroups {
-    /// Returns when all that are being ended are gone; when somebody insists they are killed at once. Does not wait for
-    /// ever.
+    /// Waits, for a limited time, until all groups that are being stopped have exited. If `forced` is cancelled, kills them
+    /// at once.
     pub(crate) async fn wait_until_gone(&self, forced: &CancellationToken) {
-        self.ending.close();
-        let in_peace = tokio::select! {
-            wait_until_gone = timeout(TERM_GRACE + KILL_TIMEOUT + OUTPUT_DRAIN_TIMEOUT + RUNTIME_SLACK, self.ending.wait()) => wait_until_gone.is_ok(),
+        self.stopping.close();
+        let all_exited = tokio::select! {
+            waited = timeout(TERM_GRACE + KILL_TIMEOUT + OUTPUT_DRAIN_TIMEOUT + RUNTIME_SLACK, self.stopping.wait()) => waited.is_ok(),
             () = forced.cancelled() => false,
         };
-        if !in_peace {
+        if !all_exited {
             if forced.is_cancelled() {
-                self.at_once.cancel();
+                self.kill_now.cancel();
             }
             self.kill();
-            let _ = timeout(KILL_TIMEOUT + OUTPUT_DRAIN_TIMEOUT + RUNTIME_SLACK, self.ending.wait()).await;
+            let _ = timeout(KILL_TIMEOUT + OUTPUT_DRAIN_TIMEOUT + RUNTIME_SLACK, self.stopping.wait()).await;
         }
-        self.ending.reopen();
+        self.stopping.reopen();
     }
 
-    /// Kills all groups that there are, those that run as well.
+    /// Kills all groups, including those of running jobs.
     pub(crate) fn kill(&self) {
         for id in self.groups.lock().unwrap_or_else(PoisonError::into_inner).alive.iter() {
             let _ = kill_process_group(*id, Signal::KILL);
@@ -64,7 +65,7 @@ impl ProcessGroups {
     }
 }
 
-/// The groups of a worker that are alive, and who kills them if the worker is killed.
+/// The running groups of a worker, and the watchdog that kills them if the worker is killed.
 #[derive(Default)]
 struct Groups {
     alive: HashSet<Pid>,
@@ -72,19 +73,19 @@ struct Groups {
 }
 
 impl Groups {
-    /// Before there is anything to survive: a program does not wait.
+    /// Starts the watchdog, if it does not run. Called before a program starts.
     fn ensure_watchdog(&mut self) {
         if self.watchdog.is_none() {
             self.watchdog = Watchdog::of(&self.alive)
-                .inspect_err(|error| warn!(%error, "if this worker is killed, its programs will run on"))
+                .inspect_err(|error| warn!(%error, "cannot start the watchdog; if this worker is killed, its programs continue to run"))
                 .ok();
         }
     }
 
     fn add(&mut self, id: Pid) {
         self.alive.insert(id);
-        if !self.tell('+', id) {
-            // Somebody has killed it.
+        if !self.send('+', id) {
+            // The watchdog was killed.
             self.watchdog = None;
             self.ensure_watchdog();
         }
@@ -92,18 +93,18 @@ impl Groups {
 
     fn remove(&mut self, id: Pid) {
         self.alive.remove(&id);
-        self.tell('-', id);
+        self.send('-', id);
     }
 
-    fn tell(&mut self, sign: char, id: Pid) -> bool {
-        self.watchdog.as_mut().is_some_and(|watchdog| watchdog.tell(sign, id).is_ok())
+    fn send(&mut self, sign: char, id: Pid) -> bool {
+        self.watchdog.as_mut().is_some_and(|watchdog| watchdog.send(sign, id).is_ok())
     }
 }
 
-/// A shell that is told which groups are alive, and kills them when it hears nothing more because the worker is gone.
+/// A shell that reads from a pipe which groups are running. If the worker dies, the pipe closes, and the shell kills them.
 struct Watchdog {
-    told: io::PipeWriter,
-    /// Waited for when it has ended, by the runtime.
+    pipe: io::PipeWriter,
+    /// The runtime reaps it when it exits.
     _shell: Child,
 }
 
@@ -116,22 +117,22 @@ impl Watchdog {
         for group in $groups; do kill -s KILL -- \"-$group\"; done";
 
     fn of(alive: &HashSet<Pid>) -> io::Result<Watchdog> {
-        let (hears, told) = io::pipe()?;
+        let (reader, pipe) = io::pipe()?;
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", Watchdog::SCRIPT, "graphile-worker-survivor"]).current_dir("/").process_group(0);
-        let _shell = shell.stdin(hears).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        let mut watchdog = Watchdog { told, _shell };
-        alive.iter().try_for_each(|id| watchdog.tell('+', *id))?;
+        shell.args(["-c", Watchdog::SCRIPT, "graphile-worker-watchdog"]).current_dir("/").process_group(0);
+        let _shell = shell.stdin(reader).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut watchdog = Watchdog { pipe, _shell };
+        alive.iter().try_for_each(|id| watchdog.send('+', *id))?;
         Ok(watchdog)
     }
 
-    fn tell(&mut self, sign: char, id: Pid) -> io::Result<()> {
-        // In one piece: it must not be killed over half a number.
-        self.told.write_all(format!("{sign} {}\n", id.as_raw_nonzero()).as_bytes())
+    fn send(&mut self, sign: char, id: Pid) -> io::Result<()> {
+        // One write for the whole line: the shell must never act on half a number.
+        self.pipe.write_all(format!("{sign} {}\n", id.as_raw_nonzero()).as_bytes())
     }
 }
 
-/// The number of a group, listed among those of its worker until it is dropped.
+/// The id of a running group. Dropping it removes the group from the worker's list.
 struct RegisteredGroup {
     id: Pid,
     groups: Arc<Mutex<Groups>>,
@@ -145,7 +146,7 @@ impl RegisteredGroup {
     }
 
     fn signal(&self, signal: Signal) {
-        // It fails where nobody is left.
+        // It fails if no process of the group is left.
         let _ = kill_process_group(self.id, signal);
     }
 }
@@ -156,11 +157,12 @@ impl Drop for RegisteredGroup {
     }
 }
 
-/// A process and its offspring, as far as that has not left its group, with what they write. Dropped, all of it is ended.
+/// A process with its child processes and their output. Child processes that have left the group are not included. Dropping
+/// it stops the group.
 pub(crate) struct ProcessGroup {
     alive: Option<Alive>,
     process_groups: ProcessGroups,
-    /// Where what it writes belongs.
+    /// The span in which its output is logged.
     span: Span,
 }
 
@@ -171,7 +173,7 @@ struct Alive {
 }
 
 impl ProcessGroup {
-    /// Starts a program in a group of its own.
+    /// Starts a program in a new group.
     pub(crate) fn start(command: &mut Command, process_groups: &ProcessGroups) -> io::Result<ProcessGroup> {
         process_groups.groups.lock().unwrap_or_else(PoisonError::into_inner).ensure_watchdog();
         let mut leader = command.process_group(0).spawn()?;
@@ -182,73 +184,73 @@ impl ProcessGroup {
         Ok(ProcessGroup { alive, process_groups: process_groups.clone(), span: Span::current() })
     }
 
-    /// The input of its first process, for whoever asks first.
+    /// Takes the standard input of the first process. `None` after the first call.
     pub(crate) fn stdin(&mut self) -> Option<ChildStdin> {
         self.alive.as_mut()?.leader.stdin.take()
     }
 
-    /// Logs what it writes, and returns when its first process has exited.
+    /// Logs the output, and returns when the first process has exited.
     pub(crate) async fn exited(&mut self) -> io::Result<ExitStatus> {
         match &mut self.alive {
             Some(Alive { leader, output, .. }) => output.logged_during(leader.wait()).await,
-            None => Err(io::Error::other("the process was ended")),
+            None => Err(io::Error::other("the process group was stopped")),
         }
     }
 
-    /// Logs what it writes, and returns when nobody can write any more.
+    /// Logs the output, and returns when it is closed.
     pub(crate) async fn output_closed(&mut self) {
         if let Some(Alive { output, .. }) = &mut self.alive {
             output.closed().await;
         }
     }
 
-    /// Tells all of it to stop, kills what does not, and returns its last lines on standard error when it is gone.
-    pub(crate) async fn end(mut self) -> LastLines {
-        let Some(ending) = self.begin_to_end() else { return LastLines::default() };
-        // On its own: whoever waits for it may be dropped.
-        let ended = self.process_groups.ending.spawn(ending.run().instrument(self.span.clone()));
-        ended.await.unwrap_or_default()
+    /// Stops the group: sends SIGTERM, then SIGKILL to processes that do not exit. Returns its last lines on standard error.
+    pub(crate) async fn stop(mut self) -> LastLines {
+        let Some(stopping) = self.begin_stop() else { return LastLines::default() };
+        // In a task of its own, because the caller may be dropped.
+        let stopped = self.process_groups.stopping.spawn(stopping.run().instrument(self.span.clone()));
+        stopped.await.unwrap_or_default()
     }
 
-    /// Leaves alone what is left of it, and returns its last lines on standard error.
+    /// Leaves the remaining processes running, and returns the group's last lines on standard error.
     pub(crate) fn release(mut self) -> LastLines {
         self.alive.take().map(|alive| alive.output.end()).unwrap_or_default()
     }
 
-    /// Tells all of it to stop, before anything else: the runtime may have no time for the rest.
-    fn begin_to_end(&mut self) -> Option<Ending> {
+    /// Sends SIGTERM at once, because the runtime may be too busy to run the rest soon.
+    fn begin_stop(&mut self) -> Option<Stopping> {
         let alive = self.alive.take()?;
         alive.group.signal(Signal::TERM);
-        Some(Ending { alive: Some(alive), at_once: self.process_groups.at_once.clone() })
+        Some(Stopping { alive: Some(alive), kill_now: self.process_groups.kill_now.clone() })
     }
 }
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        if let Some(ending) = self.begin_to_end()
-            // Without a runtime it is killed by being dropped.
+        if let Some(stopping) = self.begin_stop()
+            // Without a runtime, `stopping` is dropped, which kills the group.
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            self.process_groups.ending.spawn_on(ending.run().instrument(self.span.clone()), &runtime);
+            self.process_groups.stopping.spawn_on(stopping.run().instrument(self.span.clone()), &runtime);
         }
     }
 }
 
-/// A group that was told to stop. Dropped, it is killed.
-struct Ending {
+/// A group that has received SIGTERM. Dropping it kills the group.
+struct Stopping {
     alive: Option<Alive>,
-    at_once: CancellationToken,
+    kill_now: CancellationToken,
 }
 
-impl Ending {
+impl Stopping {
     async fn run(mut self) -> LastLines {
         let Some(Alive { leader, output, group }) = &mut self.alive else { return LastLines::default() };
-        // Who says goodbye to a closed pipe is killed by it.
+        // The output stays open: a process that writes to a closed pipe while it cleans up would be killed by SIGPIPE.
         let in_time = output.logged_during(async {
             tokio::select! {
                 () = wait_until_gone(leader, group.id) => true,
                 () = tokio::time::sleep(TERM_GRACE) => false,
-                () = self.at_once.cancelled() => false,
+                () = self.kill_now.cancelled() => false,
             }
         });
         if !in_time.await {
@@ -260,7 +262,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for Stopping {
     fn drop(&mut self) {
         if let Some(alive) = &self.alive {
             alive.group.signal(Signal::KILL);
@@ -268,8 +270,8 @@ impl Drop for Ending {
     }
 }
 
-/// Returns when none of its processes is left. The number of a group is not given to another as long as it has a
-/// process, and a number that has just become free is the last to be given again.
+/// Returns when all processes of the group have exited. The system does not reuse the id of a group that has a process, and
+/// reuses an id that has just become free last.
 async fn wait_until_gone(leader: &mut Child, id: Pid) {
     let _ = leader.wait().await;
     while test_kill_process_group(id).is_ok() {
@@ -282,27 +284,27 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_group_that_is_dropped_is_told_to_stop_once() {
+    async fn a_dropped_group_receives_sigterm_once() {
         let folder = std::env::temp_dir().join(format!("graphile_worker_group_{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let told = || std::fs::read_to_string(folder.join("told")).unwrap_or_default();
+        let signals = || std::fs::read_to_string(folder.join("signals")).unwrap_or_default();
         let wait_until = |done: &dyn Fn() -> bool| {
-            let patience = std::time::Instant::now() + Duration::from_secs(30);
+            let deadline = std::time::Instant::now() + Duration::from_secs(30);
             while !done() {
-                assert!(std::time::Instant::now() < patience);
+                assert!(std::time::Instant::now() < deadline);
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
         let script =
-            "n=0; trap 'n=$((n + 1)); echo $n > told' TERM; echo 0 > told; until [ -e go ]; do sleep 0.01; done";
+            "n=0; trap 'n=$((n + 1)); echo $n > signals' TERM; echo 0 > signals; until [ -e go ]; do sleep 0.01; done";
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).current_dir(&folder).stdout(Stdio::null()).stderr(Stdio::null());
         let process_groups = ProcessGroups::default();
         let group = ProcessGroup::start(&mut command, &process_groups).unwrap();
-        wait_until(&|| told() == "0\n");
+        wait_until(&|| signals() == "0\n");
         drop(group);
-        // The runtime has this thread only: nobody has begun to wait for the group yet.
-        wait_until(&|| told() == "1\n");
+        // The runtime has only this thread, so no task waits for the group yet.
+        wait_until(&|| signals() == "1\n");
         let forced = CancellationToken::new();
         tokio::join!(process_groups.wait_until_gone(&forced), async {
             for _ in 0..10 {
@@ -310,7 +312,7 @@ mod tests {
             }
             std::fs::write(folder.join("go"), "").unwrap();
         });
-        assert_eq!(told(), "1\n");
+        assert_eq!(signals(), "1\n");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,6 +1,7 @@
-//! Which files of a folder are tasks, under which names, and why the others are not. `a/b/send.sh` is the task `a/b/send`.
+//! Decides which files of a folder are tasks, what their names are, and why the other files are not tasks. `a/b/send.sh` is
+//! the task `a/b/send`.
 //!
-//! What runs a file is in `executable` and `host`; how a folder is loaded and watched is in `folder`.
+//! `executable` and `host` run the files; `folder` loads and watches the folder.
 
 use crate::host::Language;
 use graphile_worker::Error;
@@ -9,25 +10,25 @@ use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What a task may be called at most, in characters.
+/// Maximum length of a task's name, in characters.
 const LONGEST_IDENTIFIER: usize = 128;
 
-/// Folders that hold no tasks but what tasks are made of, beside those whose name begins with a dot.
+/// Folders that contain dependencies, not tasks. Folders whose name begins with a dot are skipped as well.
 const SKIPPED_FOLDERS: [&str; 2] = ["node_modules", "__pycache__"];
 
-/// What a file is to us.
+/// The kind of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The system can run it.
+    /// The operating system runs it.
     Executable,
-    /// A host can run it.
+    /// A host runs it.
     Script(Language),
-    /// Neither, and why.
+    /// Not a task, with the reason.
     Skipped(&'static str),
 }
 
-/// What a file with this extension is: the scripts of Node's worker whether they have the run bit or not, as there;
-/// those of other languages only without it.
+/// The kind of a file with this extension. As in Node's worker, JavaScript files are scripts with or without the run bit.
+/// Files of other languages are scripts only without it.
 fn kind(extension: &str, has_run_bit: bool, languages: &[Language]) -> Kind {
     let bare = extension.strip_prefix('.').unwrap_or_default();
     let language = languages.iter().find(|language| language.extensions().contains(&bare));
@@ -41,8 +42,8 @@ fn kind(extension: &str, has_run_bit: bool, languages: &[Language]) -> Kind {
 
 const NO_RUN_BIT: &str = "has no run bit: chmod +x it if it is a task";
 
-/// For one name, the file with the lowest is the task. Node's worker prefers what it can load to executables, and knows
-/// no other languages: a folder means the same to both.
+/// If several files have the same name, the one with the lowest preference is the task. Node's worker prefers files that it
+/// can load to executables and supports no other languages, so both workers choose the same file.
 fn preference(extension: &str, kind: &Kind) -> (usize, usize) {
     let bare = extension.strip_prefix('.').unwrap_or_default();
     let place = |language: &Language| language.extensions().iter().position(|known| *known == bare).unwrap_or_default();
@@ -54,7 +55,8 @@ fn preference(extension: &str, kind: &Kind) -> (usize, usize) {
     }
 }
 
-/// A name without and with its extensions: all of them, as in Node's worker, which takes letters, digits, `_` and `-` only.
+/// Splits a file name into the task's name and all of its extensions. As in Node's worker, only letters, digits, `_` and `-`
+/// are allowed.
 fn name_and_extension(file: &str) -> Option<(&str, &str)> {
     if !file.split('.').all(is_name) {
         return None;
@@ -74,7 +76,7 @@ pub(crate) struct Found {
     stamp: Stamp,
 }
 
-/// What changes when a file does.
+/// Changes if the file changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     modified: Option<SystemTime>,
@@ -83,34 +85,34 @@ struct Stamp {
     inode: u64,
 }
 
-/// What a folder holds.
+/// The contents of a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Scan {
     pub(crate) tasks: BTreeMap<String, Found>,
-    /// What is no task, and why.
+    /// Files that are not tasks, and why.
     pub(crate) problems: BTreeMap<PathBuf, String>,
 }
 
-/// The folder cannot be used.
+/// An error about the whole folder.
 pub(crate) fn folder_error(folder: &Path, problem: &str) -> Error {
     Error::task_source(format!("the tasks folder {} {problem}", folder.display()))
 }
 
-/// A file that might be the task of its name.
+/// A file that may become the task of this name.
 struct Candidate {
     found: Found,
     extension: String,
-    /// The file as the folder has it: `found` is where a link leads to.
+    /// The path in the folder. If it is a symbolic link, `found` has the path of its target.
     shown: PathBuf,
 }
 
 impl Scan {
-    /// What a folder holds that cannot be read: nothing, until it can.
+    /// The scan of a folder that cannot be read: it has no tasks.
     pub(crate) fn unreadable(folder: &Path, why: &Error) -> Scan {
         Scan { tasks: BTreeMap::new(), problems: BTreeMap::from([(folder.to_owned(), why.to_string())]) }
     }
 
-    /// Reads the folder and all below it.
+    /// Reads the folder and its subfolders.
     pub(crate) fn of(folder: &Path, languages: &[Language]) -> Result<Scan, Error> {
         let tasks_dir = |problem: String| folder_error(folder, &problem);
         let metadata = fs::metadata(folder).map_err(|error| match error.kind() {
@@ -143,7 +145,7 @@ impl Scan {
             if name.starts_with('.') || SKIPPED_FOLDERS.contains(&&*name) {
                 continue;
             }
-            // What has gone in the meantime is not there.
+            // The file may have been deleted since the folder was listed.
             let Ok(itself) = fs::symlink_metadata(&path) else { continue };
             if itself.is_dir() {
                 let read = match is_name(&name) {
@@ -167,7 +169,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Decides which of the files of a name is the task, and says why the others are not.
+    /// Decides which of the files with the same name is the task, and records a problem for each of the others.
     fn choose(&mut self, identifier: String, mut candidates: Vec<Candidate>) {
         candidates.sort_by(|a, b| {
             (preference(&a.extension, &a.found.kind), &a.shown)
@@ -187,7 +189,7 @@ impl Scan {
             self.problems.insert(first.shown, problem);
             return;
         }
-        // What is no task may well lie beside the task that uses it.
+        // A file that cannot be a task, such as `send.sql`, may belong to the task of the same name.
         for other in candidates.filter(|other| !matches!(other.found.kind, Kind::Skipped(_))) {
             self.problems.insert(other.shown, format!("{identifier} is {}", first.shown.display()));
         }
@@ -205,9 +207,9 @@ fn candidate(
 ) -> Result<(String, Candidate), String> {
     let (path_of_target, metadata) = if itself.is_symlink() {
         let target = fs::canonicalize(path).and_then(|target| Ok((fs::metadata(&target)?, target)));
-        let (metadata, target) = target.map_err(|error| format!("is a link that leads nowhere: {error}"))?;
+        let (metadata, target) = target.map_err(|error| format!("is a broken symbolic link: {error}"))?;
         if metadata.is_dir() {
-            return Err("is a link to a folder, which is not followed".to_owned());
+            return Err("is a symbolic link to a folder; such links are not followed".to_owned());
         }
         (target, metadata)
     } else {
@@ -223,7 +225,7 @@ fn candidate(
     Ok((name.to_owned(), Candidate { found, extension: extension.to_owned(), shown: path.to_owned() }))
 }
 
-/// Without such a bit there are no executables.
+/// Only Unix has this bit, so only Unix has executables.
 fn has_run_bit(mode: u32) -> bool {
     cfg!(unix) && mode & 0o111 != 0
 }
@@ -247,7 +249,7 @@ mod tests {
     const LANGUAGES: [Language; 2] = [Language::JavaScript, Language::Python];
 
     #[test]
-    fn names_are_those_of_nodes_worker() {
+    fn names_follow_the_rules_of_nodes_worker() {
         assert_eq!(name_and_extension("send"), Some(("send", "")));
         assert_eq!(name_and_extension("send.sh"), Some(("send", ".sh")));
         assert_eq!(name_and_extension("send.d.ts"), Some(("send", ".d.ts")));
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_run_bit_makes_an_executable_of_whatever_is_no_script_of_node() {
+    fn a_file_with_the_run_bit_is_an_executable_unless_node_can_load_it() {
         assert_eq!(kind("", true, &LANGUAGES), Kind::Executable);
         assert_eq!(kind(".sh", true, &LANGUAGES), Kind::Executable);
         assert_eq!(kind(".py", true, &LANGUAGES), Kind::Executable);
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_files_of_a_name_one_is_the_task_and_the_others_are_named() {
+    fn one_of_several_files_with_the_same_name_is_the_task_and_the_others_are_reported() {
         let all =
             [("t.py", false), ("t.sh", true), ("t.mts", false), ("t.ts", true), ("t.cjs", false), ("t.js", false)];
         for first in (0..all.len()).rev() {
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_its_task_is_no_problem() {
+    fn a_file_that_cannot_be_a_task_is_not_reported_beside_a_task_of_its_name() {
         let (scan, chosen) = chosen(&[("t.sql", false), ("t.js.map", false), ("t.sh", true)]);
         assert_eq!((chosen.as_deref(), scan.problems.len()), (Some("t.sh"), 0));
         let (scan, chosen) = self::chosen(&[("t.sql", false)]);

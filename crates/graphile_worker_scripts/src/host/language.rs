@@ -1,4 +1,4 @@
-//! Languages: which files a host runs, which program runs the host, and whether that is recent enough.
+//! Languages: the extensions of their files, the program that runs their host, and its minimum version.
 
 use super::HostOptions;
 use super::process::START_TIMEOUT;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 const NODE_HOST: &str = include_str!("node.cjs");
 const PYTHON_HOST: &str = include_str!("python.py");
 
-/// What the built-in hosts are started with: it reads their source from the socket and runs it, so that a list of processes
-/// stays readable, and no file has to be written. `LENGTH` stands for the number of bytes.
+/// Start the built-in hosts: they read the host's source from the socket and run it. This keeps the command line short for
+/// process lists, and needs no file on disk. `LENGTH` stands for the number of bytes.
 const NODE_BOOTSTRAP: &str = "{const fs=require('node:fs'),source=Buffer.alloc(LENGTH);\
 for(let at=0,n;at<LENGTH;at+=n)if(!(n=fs.readSync(+process.env.GRAPHILE_WORKER_HOST_FD,source,at,LENGTH-at)))process.exit(1);\
 (0,eval)(source+'//# sourceURL=[eval]')}";
@@ -21,24 +21,24 @@ s.close()
 if len(source)<LENGTH: sys.exit(1)
 exec(compile(source,'<graphile-worker host>','exec'),{'__name__':'__main__'})";
 
-/// The oldest versions whose languages the embedded hosts are written in.
+/// The oldest versions that can run the built-in hosts.
 const LOWEST_NODE: [u32; 2] = [18, 0];
 const LOWEST_PYTHON: [u32; 2] = [3, 9];
 
-/// The folder of a program's own packages, in a project.
+/// The folder of a project's virtual environment.
 const VIRTUAL_ENVIRONMENT: &str = ".venv";
 
 /// A language that task files are written in.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Language {
-    /// JavaScript, and TypeScript where Node knows how to strip it of its types.
+    /// JavaScript, and TypeScript if Node supports stripping its types.
     JavaScript,
     Python,
-    /// One whose host somebody else wrote.
+    /// A language with a custom host.
     Other(Arc<OtherLanguage>),
 }
 
-/// A language whose host is the application's own.
+/// A language whose host the application provides.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OtherLanguage {
     pub(crate) name: String,
@@ -55,7 +55,7 @@ impl Language {
         }
     }
 
-    /// The endings of its files, without the dot. Where several files differ only in that, the first is meant.
+    /// The extensions of its files, without the dot, in order of precedence.
     pub(crate) fn extensions(&self) -> Vec<&str> {
         match self {
             Language::JavaScript => vec!["js", "cjs", "mjs", "ts", "mts"],
@@ -64,7 +64,7 @@ impl Language {
         }
     }
 
-    /// The source of its host, which the program reads from the socket; empty if the application has a host of its own.
+    /// The source of its host, which the program reads from the socket. Empty for a custom host.
     pub(crate) fn source(&self) -> &'static str {
         match self {
             Language::JavaScript => NODE_HOST,
@@ -73,7 +73,7 @@ impl Language {
         }
     }
 
-    /// The program and arguments that start its host, once it is known that they can.
+    /// The program and arguments that start its host. Checks first that the program exists and is recent enough.
     pub(crate) async fn command(&self, options: &HostOptions, tasks_dir: &Path) -> Result<Vec<String>, String> {
         match self {
             Language::JavaScript => {
@@ -83,7 +83,7 @@ impl Language {
                 if needs_strip_types(version) {
                     command.push("--experimental-strip-types".to_owned());
                 }
-                // `NODE_OPTIONS` may ask for modules.
+                // `NODE_OPTIONS` may set the input type to modules.
                 command.push("--input-type=commonjs".to_owned());
                 command.extend(["--eval".to_owned(), bootstrap(NODE_BOOTSTRAP, NODE_HOST)]);
                 Ok(command)
@@ -103,7 +103,7 @@ fn bootstrap(program: &str, source: &str) -> String {
     program.replace("LENGTH", &source.len().to_string())
 }
 
-/// The Python of the active or the project's virtual environment, else the system's.
+/// The Python of the active virtual environment, of the project's, or on the PATH, in this order.
 fn python_of(tasks_dir: &Path) -> PathBuf {
     let active = std::env::var_os("VIRTUAL_ENV").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let projects = tasks_dir.ancestors().skip(1).map(|folder| folder.join(VIRTUAL_ENVIRONMENT));
@@ -115,31 +115,31 @@ fn python_of(tasks_dir: &Path) -> PathBuf {
         .unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// Node knew how to strip types before it did so unasked.
+/// These versions of Node strip types only if the flag is set.
 fn needs_strip_types(version: [u32; 2]) -> bool {
     ([22, 6]..[22, 18]).contains(&version) || ([23, 0]..[23, 6]).contains(&version)
 }
 
-/// The version of a program, if there is one and it is recent enough.
+/// The version of a program. Fails if the program does not exist or is too old.
 async fn checked_version(name: &str, program: &Path, lowest: [u32; 2], option: &str) -> Result<[u32; 2], String> {
     let asked = tokio::process::Command::new(program).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
     let Ok(asked) = tokio::time::timeout(START_TIMEOUT, asked).await else {
-        return Err(format!("`{} --version` did not end within {START_TIMEOUT:?}", program.display()));
+        return Err(format!("`{} --version` did not exit within {START_TIMEOUT:?}", program.display()));
     };
     let output = match asked {
         Ok(output) => output,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let searched = if program.components().count() > 1 { "does not exist" } else { "is not on the PATH" };
-            return Err(format!("`{}` {searched}: install {name}, or say where it is {option}", program.display()));
+            return Err(format!("`{}` {searched}: install {name}, or set its path {option}", program.display()));
         }
         Err(error) => return Err(format!("`{}` cannot be started: {error}", program.display())),
     };
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let Some(version) = read_version(&text) else {
-        // Why it does not start is what it says elsewhere: an option that it does not know, a library that is missing.
-        let said = format!("{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        let said = said.trim();
-        return Err(format!("`{} --version` said {said:?}, expected the version of {name}", program.display()));
+        // Standard error has the reason, such as an unknown option or a missing library.
+        let printed = format!("{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        let printed = printed.trim();
+        return Err(format!("`{} --version` printed {printed:?}, expected the version of {name}", program.display()));
     };
     if version < lowest {
         let [major, minor] = lowest;
@@ -148,7 +148,7 @@ async fn checked_version(name: &str, program: &Path, lowest: [u32; 2], option: &
     Ok(version)
 }
 
-/// `v20.1.0`, `Python 3.11.7`.
+/// Reads `v20.1.0` and `Python 3.11.7`.
 fn read_version(text: &str) -> Option<[u32; 2]> {
     let mut numbers = text.trim_start_matches(|c: char| !c.is_ascii_digit()).split('.').map(str::parse);
     Some([numbers.next()?.ok()?, numbers.next()?.ok()?])
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_as_programs_say_them() {
+    fn versions_are_read_in_the_format_of_each_program() {
         assert_eq!(read_version("v20.20.2"), Some([20, 20]));
         assert_eq!(read_version("Python 3.11.7"), Some([3, 11]));
         assert_eq!(read_version("Python 3.14.0rc1"), Some([3, 14]));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn type_stripping_is_asked_for_where_node_has_it_and_does_not_do_it_unasked() {
+    fn the_flag_for_type_stripping_is_set_only_for_versions_that_need_it() {
         let asked: Vec<[u32; 2]> = [[20, 20], [22, 5], [22, 6], [22, 17], [22, 18], [23, 0], [23, 5], [23, 6], [24, 1]]
             .into_iter()
             .filter(|version| needs_strip_types(*version))
@@ -176,12 +176,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_missing_or_not_what_it_should_be_is_named() {
+    async fn the_error_names_a_program_that_is_missing_or_unsuitable() {
         let missing =
             checked_version("Node", Path::new("no-such-node"), LOWEST_NODE, "(`--node`, `HostOptions::node`)").await;
         assert_eq!(
             missing.expect_err("no such program"),
-            "`no-such-node` is not on the PATH: install Node, or say where it is (`--node`, `HostOptions::node`)"
+            "`no-such-node` is not on the PATH: install Node, or set its path (`--node`, `HostOptions::node`)"
         );
         let other = checked_version("Node", Path::new("/bin/true"), LOWEST_NODE, "").await;
         assert!(other.expect_err("not Node").ends_with("expected the version of Node"));

@@ -1,5 +1,5 @@
-//! Does a host do what `docs/host-protocol.md` says? Runs with those that are built in, and with one of somebody else's
-//! that the environment names. And the tests that the languages' own runners run.
+//! Checks that hosts follow `docs/host-protocol.md`: the built-in hosts, and a custom host that the environment names. Also
+//! runs the built-in hosts' own tests, which are written in JavaScript and Python.
 
 use crate::support::{Db, Log, PATIENCE, Started, until};
 use graphile_worker::WorkerOptions;
@@ -44,18 +44,18 @@ async fn conforms(options: HostOptions, tasks: PathBuf, extension: &str) {
         |field: &str| left.iter().map(|row| row[field].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>();
     assert_eq!(texts("identifier"), ["added", "batch", "fails"]);
     let payload: Value = serde_json::from_str(&texts("payload")[0]).unwrap();
-    assert_eq!(payload, json!({"a": [1, "é"]}), "`adds` passes its payload on");
+    assert_eq!(payload, json!({"a": [1, "é"]}), "`adds` adds a job with its own payload");
     assert_eq!(texts("payload")[1], "[1,3]", "only the items that failed are left");
     assert!(texts("last_error")[1].starts_with("2 of 3 items failed, the first with: odd"), "{left:?}");
     assert_eq!(texts("last_error")[2].lines().next(), Some("boom"), "the message comes first");
     assert!(log.line("hello").is_some_and(|line| line.contains("task_identifier=\"speaks\"")), "{}", log.text());
     let broken = log.line(&format!("file=broken.{extension} problem="));
-    assert!(broken.is_some(), "the file that does not load is named in\n{}", log.text());
+    assert!(broken.is_some(), "the file that does not load is not in\n{}", log.text());
 
     add("'waits'").await;
     until("`waits` runs", async || log.line("task_identifier=\"waits\"")).await;
     let stopping = tokio::time::timeout(PATIENCE, started.stop()).await;
-    stopping.expect("`waits` ends when it is aborted, and the host when the socket is closed");
+    stopping.expect("`waits` must end when it is aborted, and the host when the socket is closed");
     let waits = "select attempts, last_error from graphile_worker.jobs where task_identifier = 'waits'";
     assert_eq!(db.rows(waits).await, [] as [Value; 0], "`waits` is done");
 }
@@ -72,10 +72,10 @@ async fn hosts_conform_python() {
 
 /// See `docs/host-protocol.md`.
 #[tokio::test]
-async fn hosts_conform_of_ones_own() {
+async fn hosts_conform_custom() {
     let Ok(command) = std::env::var("HOST_COMMAND") else { return };
     let [tasks, extension] = ["HOST_TASKS", "HOST_EXTENSION"].map(|name| {
-        std::env::var(name).unwrap_or_else(|_| panic!("HOST_COMMAND is set, so {name} has to be set as well"))
+        std::env::var(name).unwrap_or_else(|_| panic!("HOST_COMMAND is set, so {name} must be set as well"))
     });
     let options = HostOptions::default().language("the host", [extension.as_str()], command.split_whitespace());
     conforms(options, tasks.into(), &extension).await;
@@ -88,11 +88,11 @@ fn passes(command: &mut Command) {
 }
 
 #[test]
-fn the_script_of_the_javascript_host_passes_its_tests() {
+fn the_javascript_host_passes_its_own_tests() {
     passes(Command::new("node").args(["--test", "node_host.test.mjs"]));
 }
 
 #[test]
-fn the_script_of_the_python_host_passes_its_tests() {
+fn the_python_host_passes_its_own_tests() {
     passes(Command::new("python3").args(["-B", "-m", "unittest", "python_host_test"]));
 }

@@ -1,14 +1,14 @@
-//! A job that takes its host process down: the jobs beside it lose neither an attempt nor their place, and the error names
-//! the job that did it.
+//! A job that crashes its host: the other jobs of the host lose neither an attempt nor their place in the queue, and the
+//! error names the job that caused the crash.
 
-use crate::hosts::{Project, failed, gone, jobs, options, run_once};
+use crate::helpers::{Project, failed, gone, jobs, options, run_once};
 use crate::support::{Db, Log, Started, until};
 use graphile_worker::{TaskOptions, WorkerOptions};
 use graphile_worker_scripts::{HostOptions, TasksDir};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// All jobs of a language in one process.
+/// A worker with one host for all jobs of a language.
 fn one_host(db: &Db, project: &Project) -> WorkerOptions {
     options(db, project).task_source(TasksDir::new(project.tasks()).host_options(HostOptions::default().max_hosts(1)))
 }
@@ -17,8 +17,8 @@ async fn run_all(worker: WorkerOptions) {
     worker.init().await.unwrap().run_once().await.unwrap();
 }
 
-/// `crash` takes the process down by this statement once three jobs of `beside` run in it; those wait for the crash, and end
-/// at once if there was one.
+/// `crash` crashes the host with this statement once three jobs of `beside` run in it. These wait for the crash; after a
+/// crash, they finish at once.
 fn javascript(project: &Project, crash: &str) {
     let wait = "await new Promise((resolve) => setTimeout(resolve, 5))";
     project.task(
@@ -43,7 +43,7 @@ fn javascript(project: &Project, crash: &str) {
     );
 }
 
-/// One job that crashes the host beside three that have one attempt each.
+/// Adds one job that crashes the host, and three other jobs with one attempt each.
 async fn add_four(db: &Db) {
     for n in 1..=3 {
         db.add_job(&format!("'beside', '{{\"n\": {n}}}', max_attempts := 1")).await;
@@ -58,14 +58,14 @@ fn done(project: &Project) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn jobs_beside_one_that_crashes_the_host_finish_with_their_only_attempt() {
+async fn other_jobs_of_a_crashed_host_finish_with_their_only_attempt() {
     let db = Db::installed().await;
     let project = Project::new();
     javascript(&project, "process.kill(process.pid, 'SIGKILL'); await new Promise(() => {});");
     add_four(&db).await;
     run_all(one_host(&db, &project)).await;
     assert_eq!(done(&project), [1, 2, 3]);
-    // It began last, so it is the first to run alone; then the others are not suspects any more.
+    // It started last, so it is the first to run alone. After that, the other jobs are no longer suspects.
     assert_eq!(project.notes("crash").len(), 2);
     let left = jobs(&db).await;
     assert_eq!(left.len(), 1, "{left:?}");
@@ -77,7 +77,7 @@ async fn jobs_beside_one_that_crashes_the_host_finish_with_their_only_attempt() 
 }
 
 #[tokio::test]
-async fn a_python_job_that_crashes_the_host_is_found_as_well() {
+async fn a_python_job_that_crashes_its_host_is_identified() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task(
@@ -87,7 +87,8 @@ async fn a_python_job_that_crashes_the_host_is_found_as_well() {
   note('crash', os.getpid())
   os.kill(os.getpid(), 9)",
     );
-    // Threads run at the same time: a job waits for a crash in another process, so that it cannot end before its own.
+    // Threads run in parallel: each job waits for a crash of another process, so that it cannot finish before its own host
+    // crashes.
     project.task(
         "beside.py",
         "def crashed_elsewhere():
@@ -105,7 +106,7 @@ def task(payload, helpers):
 }
 
 #[tokio::test]
-async fn a_job_that_exits_the_process_is_named_at_once() {
+async fn a_job_that_exits_the_process_is_identified_at_once() {
     let db = Db::installed().await;
     let project = Project::new();
     javascript(&project, "process.exit(3);");
@@ -118,13 +119,13 @@ async fn a_job_that_exits_the_process_is_named_at_once() {
         errors,
         ["the host process of this task ended with exit code 3 because of this job: the task called process.exit(3)"]
     );
-    // The jobs beside it are told of in the log, with the one that did it.
+    // The log names the other jobs, and the job that caused the crash.
     let line = log.line("the job runs again").unwrap();
     assert!(line.contains("culprit=\"job 4 (crash)\"") && line.contains("WARN"), "{line}");
 }
 
 #[tokio::test]
-async fn a_python_job_that_exits_the_process_is_named_at_once() {
+async fn a_python_job_that_exits_the_process_is_identified_at_once() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task(
@@ -139,7 +140,7 @@ async def task(payload, helpers):
         "beside.py",
         "def task(payload, helpers):
   note('beside', 1)
-  # The first run never ends by itself.
+  # The first run waits for the second one, so it ends only with its host.
   while len(open(OUT + '/beside').read().split()) == 1: time.sleep(0.005)
   note('done', 1)",
     );
@@ -156,7 +157,7 @@ async def task(payload, helpers):
 }
 
 #[tokio::test]
-async fn a_long_job_among_many_that_crash_the_host_ends() {
+async fn a_long_job_finishes_among_many_jobs_that_crash_their_host() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task(
@@ -167,7 +168,7 @@ async fn a_long_job_among_many_that_crash_the_host_ends() {
            await new Promise(() => {});
          };",
     );
-    // It takes longer than it is ever left alone by jobs that crash.
+    // It takes longer than the time between two crashes.
     project.task(
         "long.js",
         "module.exports = async () => {
@@ -209,7 +210,7 @@ async fn a_job_that_needs_too_much_memory_costs_no_other_job_an_attempt() {
     let db = Db::installed().await;
     let project = Project::new();
     javascript(&project, "globalThis.held = Buffer.alloc(400 << 20, 1); await new Promise(() => {});");
-    // They must not end before the memory is looked at.
+    // They must not finish before the worker checks the memory.
     project.task(
         "beside.js",
         "module.exports = async ({ n }) => {
@@ -243,25 +244,25 @@ async fn a_job_that_hangs_the_host_costs_no_other_job_an_attempt() {
 }
 
 #[tokio::test]
-async fn a_timeout_begins_anew_when_a_job_runs_again() {
+async fn the_timeout_restarts_when_a_job_runs_again() {
     let db = Db::installed().await;
     let project = Project::new();
     javascript(
         &project,
-        "await new Promise((r) => setTimeout(r, 700)); process.kill(process.pid, 'SIGKILL'); await new Promise(() => {});",
+        "await new Promise((r) => setTimeout(r, 1600)); process.kill(process.pid, 'SIGKILL'); await new Promise(() => {});",
     );
-    // Half of its time is over at the crash, and it needs more than the other half.
+    // More than half of its timeout has passed at the crash, and it needs more than the other half.
     project.task(
         "beside.js",
         "module.exports = async ({ n }) => {
            note('beside', process.pid);
            if (!require('fs').existsSync(OUT + '/crash')) await new Promise(() => {});
-           await new Promise((resolve) => setTimeout(resolve, 900));
+           await new Promise((resolve) => setTimeout(resolve, 1800));
            note('done', n);
          };",
     );
     add_four(&db).await;
-    let limited = TaskOptions::default().timeout(Duration::from_millis(1500));
+    let limited = TaskOptions::default().timeout(Duration::from_secs(3));
     run_all(one_host(&db, &project).task_options("beside", limited)).await;
     assert_eq!(done(&project), [1, 2, 3]);
 }
@@ -271,7 +272,7 @@ async fn a_job_that_crashed_its_host_before_runs_alone_on_any_worker() {
     let db = Db::installed().await;
     let project = Project::new();
     project.task("pid.js", "module.exports = ({ file }) => { note(file, process.pid); if (file === 'crash') process.kill(process.pid, 9); return new Promise((resolve) => { const look = () => require('fs').existsSync(OUT + '/go') ? resolve() : setTimeout(look, 5); look(); }); };");
-    // Whatever worker tried it: what it leaves is in the row.
+    // Another worker may have run it before: the row has its error.
     db.add_job("'pid', '{\"file\": \"crash\"}', max_attempts := 2").await;
     run_once(&db, &project).await;
     db.run("update graphile_worker._private_jobs set run_at = now() + interval '1 hour'").await;
@@ -299,7 +300,7 @@ async fn a_job_that_waits_to_run_alone_is_released_when_the_worker_stops() {
     );
     add_four(&db).await;
     let started = Started::new(one_host(&db, &project)).await;
-    // It runs alone and does not end; the others wait.
+    // It runs alone and does not finish; the other jobs wait.
     project.noted("crash", 2).await;
     let stopping = tokio::spawn(started.stop());
     let free = "select id from graphile_worker._private_jobs where locked_at is null and attempts = 0 and last_error is null and run_at = created_at";

@@ -3,9 +3,15 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod helpers;
 mod host_conformance;
 mod host_crashes;
-mod hosts;
+mod host_end;
+mod host_reload;
+mod host_shutdown;
+mod host_start;
+mod script_input;
+mod script_output;
 #[allow(dead_code)]
 #[path = "../../../graphile_worker/tests/it/support.rs"]
 mod support;

@@ -1,6 +1,7 @@
-//! A folder of executables as tasks: what they are given, what becomes of what they do, and that nothing of them stays
-//! behind. And a folder that changes while the worker runs.
+//! Executables as tasks: their input, output and exit codes, how they are stopped with their child processes, and changes
+//! of the folder while the worker runs.
 
+use crate::helpers::{is_alive, last_error};
 use crate::support::{Db, Log, PATIENCE, Started, until};
 use graphile_worker::{TaskOptions, WorkerOptions};
 use graphile_worker_scripts::TasksDir;
@@ -9,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A folder that is gone after the test.
+/// A folder with a folder of tasks in it, deleted after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -25,7 +26,7 @@ impl Folder {
         self.0.join("tasks")
     }
 
-    /// A file beside the tasks.
+    /// The path of a file outside the folder of tasks.
     fn beside(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -34,7 +35,7 @@ impl Folder {
         std::fs::read_to_string(self.beside(name)).unwrap_or_default()
     }
 
-    /// Puts a file into its place as a whole, so that nobody sees half of it.
+    /// Writes a file atomically, so that the worker never reads half of it.
     fn write(&self, name: &str, text: &str, mode: u32) {
         let path = self.tasks().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -44,7 +45,7 @@ impl Folder {
         std::fs::rename(new, path).unwrap();
     }
 
-    /// A shell script; in it, `$OUT` is the folder beside the tasks.
+    /// Writes a shell script. In it, `$OUT` is the parent of the folder of tasks.
     fn script(&self, name: &str, body: &str) {
         self.write(name, &format!("#!/bin/sh\nOUT='{}'\n{body}\n", self.0.display()), 0o755);
     }
@@ -69,33 +70,25 @@ async fn run_once(db: &Db, folder: &Folder) {
     options(db, folder).init().await.unwrap().run_once().await.unwrap();
 }
 
-async fn last_error(db: &Db) -> String {
-    db.value("select last_error from graphile_worker.jobs").await.as_str().unwrap().to_owned()
-}
-
 async fn count(db: &Db) -> Value {
     db.value("select count(*) from graphile_worker.jobs").await
 }
 
-/// Whether the process runs; one that is dead and not yet fetched by whoever should does not.
-fn is_alive(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
-}
-
+/// The processes that a program has written to `pids`, once there are this many whole lines.
 fn processes(folder: &Folder, count: usize) -> Option<Vec<String>> {
-    let pids: Vec<String> = folder.text("pids").lines().map(str::to_owned).collect();
-    (pids.len() == count).then_some(pids)
+    let text = folder.text("pids");
+    let pids: Vec<String> = text.lines().map(str::to_owned).collect();
+    (pids.len() == count && text.ends_with('\n')).then_some(pids)
 }
 
 #[tokio::test]
-async fn a_program_is_given_the_job_and_is_done_when_it_exits_with_0() {
+async fn a_program_receives_the_job_and_completes_it_with_exit_code_0() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("hello.sh", "cat > \"$OUT/stdin\"; env | grep ^GRAPHILE_ | sort > \"$OUT/env\"; pwd > \"$OUT/cwd\"");
     db.add_job("'hello', '{\"name\":\n \"Ada\", \"n\": 12345678901234567890}', job_key := 'k 1', priority := -3, max_attempts := 7, run_at := '2024-02-03T04:05:06.789Z'").await;
     run_once(&db, &folder).await;
-    assert_eq!(folder.text("stdin"), "{\"payload\":{\"name\":  \"Ada\", \"n\": 12345678901234567890}}", "in one line");
+    assert_eq!(folder.text("stdin"), "{\"payload\":{\"name\":  \"Ada\", \"n\": 12345678901234567890}}", "on one line");
     let env = folder.text("env");
     let (url, env) = env.split_once('\n').unwrap();
     let name = db.options().get_database().unwrap().to_owned();
@@ -112,7 +105,7 @@ async fn a_program_is_given_the_job_and_is_done_when_it_exits_with_0() {
 }
 
 #[tokio::test]
-async fn a_program_that_fails_leaves_its_exit_code_and_its_last_words() {
+async fn the_error_of_a_failed_program_has_its_exit_code_and_last_lines() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("fails", "for n in $(seq 1 200); do echo line $n >&2; done; echo said; exit 3");
@@ -128,7 +121,7 @@ async fn a_program_that_fails_leaves_its_exit_code_and_its_last_words() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_killed_says_by_what() {
+async fn the_error_of_a_killed_program_names_the_signal() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("dies", "echo almost >&2; kill -9 $$");
@@ -138,7 +131,7 @@ async fn a_program_that_is_killed_says_by_what() {
 }
 
 #[tokio::test]
-async fn what_a_program_writes_is_in_the_log_with_its_job() {
+async fn program_output_is_logged_with_its_job() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -152,7 +145,7 @@ async fn what_a_program_writes_is_in_the_log_with_its_job() {
 }
 
 #[tokio::test]
-async fn past_its_timeout_a_program_is_stopped_with_all_that_it_has_started() {
+async fn a_timeout_stops_a_program_and_its_child_processes() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("hangs", "(sleep 1000 & echo $! >> \"$OUT/pids\"; wait) & echo $$ >> \"$OUT/pids\"; wait");
@@ -169,7 +162,7 @@ async fn past_its_timeout_a_program_is_stopped_with_all_that_it_has_started() {
 }
 
 #[tokio::test]
-async fn past_its_timeout_what_a_program_says_while_it_ends_is_heard() {
+async fn output_after_the_sigterm_of_a_timeout_is_logged() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -185,7 +178,7 @@ async fn past_its_timeout_what_a_program_says_while_it_ends_is_heard() {
 }
 
 #[tokio::test]
-async fn what_a_program_says_while_it_ends_with_its_worker_is_heard() {
+async fn output_after_the_sigterm_of_a_shutdown_is_logged() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -202,7 +195,7 @@ async fn what_a_program_says_while_it_ends_with_its_worker_is_heard() {
 }
 
 #[tokio::test]
-async fn a_queue_is_free_when_the_program_of_a_worker_that_leaves_is_gone() {
+async fn a_stopping_worker_unlocks_a_queue_only_after_its_program_has_ended() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script(
@@ -233,7 +226,7 @@ async fn a_queue_is_free_when_the_program_of_a_worker_that_leaves_is_gone() {
 }
 
 #[tokio::test]
-async fn programs_can_be_killed_by_whoever_does_not_wait_for_the_worker() {
+async fn kill_programs_kills_running_programs_without_the_worker() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("hangs", "trap '' TERM; sleep 1000 & echo $! >> \"$OUT/pids\"; echo $$ >> \"$OUT/pids\"; wait; wait");
@@ -241,9 +234,9 @@ async fn programs_can_be_killed_by_whoever_does_not_wait_for_the_worker() {
     let started = Started::new(options(&db, &folder)).await;
     let pids = until("it runs", async || processes(&folder, 2)).await;
     started.worker.kill_programs();
-    // Not by the worker, which does not get to anything here.
+    // This loop blocks the only thread of the runtime, so the worker cannot end the programs.
     let patience = Instant::now() + PATIENCE;
-    while pids.iter().any(|pid| is_alive(pid)) {
+    while pids.iter().any(is_alive) {
         assert!(Instant::now() < patience, "{pids:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -254,7 +247,7 @@ async fn programs_can_be_killed_by_whoever_does_not_wait_for_the_worker() {
 }
 
 #[tokio::test]
-async fn a_program_that_does_not_want_to_stop_is_killed() {
+async fn a_program_that_ignores_sigterm_is_killed() {
     let db = Db::installed().await;
     let folder = Folder::new();
     let stubborn = "trap '' TERM; sh -c 'trap \"\" TERM; echo $$ >> \"$0/pids\"; while :; do sleep 1; done' \"$OUT\" & echo $$ >> \"$OUT/pids\"; while :; do sleep 1; done";
@@ -271,7 +264,7 @@ async fn a_program_that_does_not_want_to_stop_is_killed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_stops_lets_programs_finish() {
+async fn a_stopping_worker_lets_programs_finish() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script(
@@ -288,7 +281,7 @@ async fn a_worker_that_stops_lets_programs_finish() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_patience_is_over_leaves_no_process_behind_and_hands_the_job_back() {
+async fn after_the_grace_period_programs_are_stopped_and_their_jobs_released() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("hangs", "sleep 1000 & echo $! >> \"$OUT/pids\"; echo $$ >> \"$OUT/pids\"; wait");
@@ -302,7 +295,7 @@ async fn a_worker_whose_patience_is_over_leaves_no_process_behind_and_hands_the_
 }
 
 #[tokio::test]
-async fn a_worker_that_is_told_twice_kills_programs_at_once() {
+async fn a_second_shutdown_request_kills_programs_at_once() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("stubborn", "trap '' TERM; echo $$ > \"$OUT/pids\"; while :; do sleep 1; done");
@@ -315,7 +308,7 @@ async fn a_worker_that_is_told_twice_kills_programs_at_once() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_dropped_leaves_no_process_behind() {
+async fn dropping_the_worker_ends_its_programs() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("hangs", "trap '' TERM; sleep 1000 & echo $! >> \"$OUT/pids\"; echo $$ >> \"$OUT/pids\"; wait; wait");
@@ -327,7 +320,7 @@ async fn a_worker_that_is_dropped_leaves_no_process_behind() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_ends_takes_its_programs_with_it() {
+async fn shutting_down_the_runtime_ends_its_programs() {
     let folder = Folder::new();
     folder.script("hangs", "trap '' TERM; sleep 1000 & echo $! >> \"$OUT/pids\"; echo $$ >> \"$OUT/pids\"; wait; wait");
     let db = Db::installed().await;
@@ -346,7 +339,7 @@ async fn a_runtime_that_ends_takes_its_programs_with_it() {
     until("they are gone", async || pids.iter().all(|pid| !is_alive(pid)).then_some(())).await;
 }
 
-/// What this process takes of the memory, in megabytes.
+/// The resident memory of this process, in megabytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -354,7 +347,7 @@ fn resident() -> usize {
 }
 
 #[tokio::test]
-async fn a_program_that_writes_without_end_takes_neither_memory_nor_the_log() {
+async fn endless_output_neither_fills_memory_nor_floods_the_log() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -368,12 +361,12 @@ async fn a_program_that_writes_without_end_takes_neither_memory_nor_the_log() {
     let grown = resident().saturating_sub(before);
     assert!(grown < 100, "{grown} MB more for 120 MB of output");
     assert_eq!(last_error(&db).await, "exited with code 1");
-    assert!(log.line("lines left out").is_some());
+    assert!(log.line("lines dropped").is_some());
     assert!(log.text().len() < 20_000_000, "{} bytes in the log", log.text().len());
 }
 
 #[tokio::test]
-async fn twenty_four_programs_at_once_do_hundreds_of_jobs() {
+async fn twenty_four_concurrent_programs_run_400_jobs() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("count", "read line; echo \"$line\" >> \"$OUT/lines\"");
@@ -386,7 +379,7 @@ async fn twenty_four_programs_at_once_do_hundreds_of_jobs() {
 }
 
 #[tokio::test]
-async fn a_program_need_not_read_what_it_is_given() {
+async fn a_program_may_ignore_its_input() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("ignores", "exit 0");
@@ -411,7 +404,7 @@ async fn a_program_need_not_read_what_it_is_given() {
 }
 
 #[tokio::test]
-async fn what_a_program_leaves_running_does_not_keep_its_job_open() {
+async fn child_processes_do_not_keep_a_job_running() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("holds", "sleep 1000 & echo $! > \"$OUT/pids\"; exit 0");
@@ -422,12 +415,12 @@ async fn what_a_program_leaves_running_does_not_keep_its_job_open() {
     assert_eq!(count(&db).await, 0);
     assert!(!is_alive(folder.text("pids").trim()), "it held the output");
     let detached = folder.text("detached");
-    assert!(is_alive(detached.trim()), "it was left alone on purpose");
+    assert!(is_alive(detached.trim()), "a process that does not hold the output is left alone");
     std::process::Command::new("kill").arg(detached.trim()).status().unwrap();
 }
 
 #[tokio::test]
-async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_warning() {
+async fn tasks_are_named_after_their_paths_and_other_files_are_reported() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -461,8 +454,8 @@ async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_w
     let warning = log.lines("a file in the tasks folder is not a task");
     for part in [
         "file=README.md problem=\"has no run bit: chmod +x it if it is a task\"",
-        "file=broken problem=\"is a link that leads nowhere",
-        "file=around problem=\"is a link to a folder",
+        "file=broken problem=\"is a broken symbolic link",
+        "file=around problem=\"is a symbolic link to a folder",
         "file=twice.sh problem=\"twice is ",
         "has a name of 129 characters",
         "file=odd name problem=\"has characters in its name",
@@ -476,7 +469,7 @@ async fn names_come_from_folders_and_files_and_what_is_no_task_is_named_in_one_w
 }
 
 #[tokio::test]
-async fn a_task_in_code_goes_before_a_file_of_its_name() {
+async fn a_task_in_code_takes_precedence_over_a_file_of_its_name() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -491,7 +484,7 @@ async fn a_task_in_code_goes_before_a_file_of_its_name() {
 }
 
 #[tokio::test]
-async fn a_program_that_cannot_be_started_says_why() {
+async fn the_error_of_a_program_that_cannot_start_has_the_reason() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -503,7 +496,7 @@ async fn a_program_that_cannot_be_started_says_why() {
         error.ends_with("its first line, \"#!/does/not/exist -x\", names an interpreter that does not exist"),
         "{error}"
     );
-    assert!(log.line("the task will fail").is_some(), "and it is said at once");
+    assert!(log.line("the task will fail").is_some(), "the problem is logged when the worker starts");
 
     let again = "update graphile_worker._private_jobs set run_at = now()";
     let worker = options(&db, &folder).init().await.unwrap();
@@ -520,18 +513,18 @@ async fn a_program_that_cannot_be_started_says_why() {
     folder.write("t", "exit 5", 0o755);
     db.run(again).await;
     run_once(&db, &folder).await;
-    assert_eq!(last_error(&db).await, "exited with code 5", "without a first line it is the shell's");
+    assert_eq!(last_error(&db).await, "exited with code 5", "the shell runs a file without an interpreter line");
 }
 
 #[tokio::test]
-async fn a_program_that_is_just_being_written_is_waited_for() {
+async fn starting_a_program_that_is_being_written_is_retried() {
     let db = Db::installed().await;
     let folder = Folder::new();
     folder.script("t", "exit 0");
     let path = folder.tasks().join("t");
     let writing = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
     if std::process::Command::new(&path).status().is_ok() {
-        // This system runs files that somebody has open.
+        // This system runs files that are open for writing.
         return;
     }
     db.add_job("'t'").await;
@@ -550,7 +543,7 @@ async fn a_program_that_is_just_being_written_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_used_is_an_error_with_a_sentence() {
+async fn a_missing_or_invalid_tasks_folder_is_an_error() {
     let db = Db::installed().await;
     let folder = Folder::new();
     let error = async |path: PathBuf| {
@@ -564,7 +557,7 @@ async fn a_folder_that_cannot_be_used_is_an_error_with_a_sentence() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_added_while_the_worker_runs_gets_its_jobs() {
+async fn a_task_added_while_the_worker_runs_gets_its_jobs() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -575,14 +568,15 @@ async fn a_task_that_is_added_while_the_worker_runs_gets_its_jobs() {
     db.add_job("'mail/new'").await;
     until("the next one is done", async || (folder.text("ran") == "one\none\n").then_some(())).await;
     let known = "select tasks from graphile_worker._rs_workers";
-    until("it is known who runs it", async || (db.value(known).await == json!(["mail/new"])).then_some(())).await;
+    until("the worker has stored its tasks", async || (db.value(known).await == json!(["mail/new"])).then_some(()))
+        .await;
     let change = log.line("task changed").unwrap();
     assert!(change.contains("task_identifier=\"mail/new\" change=\"added\""), "{change}");
     started.stop().await;
 }
 
 #[tokio::test]
-async fn a_task_that_changes_holds_for_the_next_job_and_leaves_the_running_one_alone() {
+async fn the_next_job_runs_the_changed_program_and_the_running_job_continues() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -604,7 +598,7 @@ async fn a_task_that_changes_holds_for_the_next_job_and_leaves_the_running_one_a
 }
 
 #[tokio::test]
-async fn jobs_of_a_task_that_was_removed_wait_until_it_is_back() {
+async fn jobs_of_a_removed_task_wait_until_the_task_is_added_again() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -627,7 +621,7 @@ async fn jobs_of_a_task_that_was_removed_wait_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_task_that_is_removed_under_load_loses_no_job() {
+async fn removing_a_task_under_load_loses_no_job() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -635,7 +629,7 @@ async fn a_task_that_is_removed_under_load_loses_no_job() {
     db.run("select graphile_worker.add_job('t', queue_name := case when n % 3 = 0 then 'q' || n % 2 end) from generate_series(1, 300) n").await;
     let started = Started::new(options(&db, &folder).watch(true)).await;
     until("some are done", async || (count(&db).await.as_i64() < Some(290)).then_some(())).await;
-    // Jobs that begin before this is noticed fail.
+    // Jobs that start before the worker notices the change fail.
     let path = folder.tasks().join("t");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     log.logged("change=\"removed\"", 1).await;
@@ -652,7 +646,7 @@ async fn a_task_that_is_removed_under_load_loses_no_job() {
 }
 
 #[tokio::test]
-async fn a_folder_that_goes_away_takes_its_tasks_with_it_until_it_is_back() {
+async fn tasks_are_unavailable_while_their_folder_is_missing() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -668,7 +662,7 @@ async fn a_folder_that_goes_away_takes_its_tasks_with_it_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn tasks_of_crontab_items_that_are_not_known_are_told_of_with_every_change() {
+async fn unknown_tasks_of_crontab_items_are_logged_after_every_change() {
     let (log, _logging) = Log::start();
     let db = Db::installed().await;
     let folder = Folder::new();
@@ -680,7 +674,7 @@ async fn tasks_of_crontab_items_that_are_not_known_are_told_of_with_every_change
     let started = Started::new(options(&db, &folder).crontab_file(&crontab).watch(true)).await;
     log.logged(unknown, 1).await;
 
-    // A task is another, but which tasks there are is the same.
+    // The task changes, but the set of tasks does not: nothing is logged.
     folder.script("t", "exit 0 # edited");
     log.logged("change=\"changed\"", 1).await;
 
