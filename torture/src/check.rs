@@ -19,10 +19,6 @@ const TICKS_MAY_BE_MISSED_AFTER: Nanos = 20 * SECOND;
 const READY_BEFORE_TICK: Nanos = 2 * SECOND;
 const STAYS_AFTER_TICK: Nanos = 15 * SECOND;
 
-/// How long a worker waits before it tries again to add ticks (`cron.rs` of the library): 10 seconds, and half of it more
-/// at random.
-const CRON_PAUSE: Nanos = 15 * SECOND;
-
 /// How many transactions per second an idle worker may make: 2 heartbeats, 1 sweep, 1 poll, the crontab, and spare.
 const IDLE_TRANSACTIONS: f64 = 20.0;
 
@@ -535,7 +531,7 @@ fn each_tick_once(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
         .collect();
     let long_away =
         merged(evidence.server_away.clone()).iter().any(|away| away.to - away.from > TICKS_MAY_BE_MISSED_AFTER);
-    let (mut excused, mut overtaken) = (0, 0);
+    let mut excused = 0;
     if let Some(cron) = evidence.cron.as_ref().filter(|_| !long_away) {
         let minute = chrono::TimeDelta::minutes(1);
         let first = cron.first.timestamp().div_euclid(60) * 60;
@@ -545,37 +541,14 @@ fn each_tick_once(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
             if ticks.contains_key(&tick) {
             } else if !evidence.processes.iter().any(|process| process.is_there(fires)) {
                 excused += 1;
-            } else if let Some((next, _)) = ticks.range(tick..).next()
-                && is_overtaken(evidence, fires, cron.started + fires_after(cron.start, *next).as_nanos() as Nanos)
-            {
-                overtaken += 1;
             } else {
                 violations.push(format!("tick {tick} never fired (the first was {:?})", ticks.keys().next()));
             }
             tick += minute;
         }
     }
-    let checked = format!(
-        "{} ticks, {excused} more while all workers were restarted, {overtaken} overtaken after an outage",
-        ticks.len()
-    );
+    let checked = format!("{} ticks, {excused} more while all workers were restarted", ticks.len());
     Verdict { name: "5 each cron tick once", checked, violations }
-}
-
-/// A known limit: an item remembers only its last tick. Workers that were there when a tick fired in an outage retry it, but
-/// pause for up to [`CRON_PAUSE`]. If a worker that started after the tick adds the `next` one first, the tick is gone.
-fn is_overtaken(evidence: &Evidence, fires: Nanos, next: Nanos) -> bool {
-    let in_an_outage = merged(evidence.server_away.clone())
-        .iter()
-        .any(|away| away.from <= fires && fires <= away.to + RECONNECT && next <= away.to + RECONNECT + CRON_PAUSE);
-    let first_ready = |process: &Process| {
-        process.lines.iter().find_map(|line| match line {
-            Line::Ready { at, .. } => Some(*at),
-            _ => None,
-        })
-    };
-    let new_worker = || evidence.processes.iter().filter_map(first_ready);
-    in_an_outage && new_worker().any(|ready| ready + READY_BEFORE_TICK > fires && ready <= next)
 }
 
 fn attempts_right(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
@@ -936,24 +909,6 @@ mod tests {
         assert_eq!(violations(&evidence, "5").len(), 0, "nobody was there who would have stayed");
         evidence.processes[0].lines.extend([tick(4, 3), tick(5, 2)]);
         assert_eq!(violations(&evidence, "5").len(), 1, "minute 2 is there twice");
-    }
-
-    #[test]
-    fn a_tick_of_an_outage_may_be_overtaken_by_that_of_a_new_worker() {
-        let time = |minute: u32| format!("2026-01-01T00:{minute:02}:00Z").parse::<DateTime<Utc>>().unwrap();
-        let tick =
-            |run: u64, minute: u32| Line::Begin(Begin { tick: Some(time(minute)), ..begin(run, run, run as i64) });
-        // Minute 3 fires after 15 seconds, minute 4 after 20.
-        let lines = vec![Line::Ready { at: 0, clock: 0 }, tick(1, 1), tick(2, 2), tick(3, 4)];
-        let new = process(2, vec![Line::Ready { at: 19 * S, clock: 0 }]);
-        let mut evidence = evidence(vec![process(1, lines), new]);
-        let start = (time(0) + chrono::TimeDelta::days(1)).timestamp_millis();
-        evidence.cron = Some(Cron { start, started: 0, first: time(0), last: time(4) });
-        assert_eq!(violations(&evidence, "5").len(), 1, "there was no outage");
-        evidence.server_away.push(Span { from: 14 * S, to: 18 * S });
-        assert_eq!(violations(&evidence, "5").len(), 0);
-        evidence.processes[1].lines = vec![Line::Ready { at: 21 * S, clock: 0 }];
-        assert_eq!(violations(&evidence, "5").len(), 1, "the worker that was there has added minute 4");
     }
 
     #[test]

@@ -59,9 +59,16 @@ const LARGEST_BATCH: usize = 500;
 const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "5s");
 const BLOCKED_PAUSE: Duration = Duration::from_secs(60);
 
-/// The pauses between attempts to reach the database.
+/// The pauses between attempts to reach the database. With jitter, the longest is 7.5 seconds.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const PAUSES: RetryPauses = RetryPauses::new(SHORTEST_PAUSE, Duration::from_secs(10));
+const PAUSES: RetryPauses = RetryPauses::new(SHORTEST_PAUSE, Duration::from_secs(5));
+
+/// How long a new worker leaves an item to older workers that may still retry a tick of it: the longest retry pause,
+/// and the time to reconnect. An item remembers only its last tick, so a later tick must not be added first.
+const LEAVE_TO_OLDER_WORKERS: Duration = Duration::from_secs(10);
+
+/// How often a new worker checks whether an older worker has added that tick.
+const OLDER_WORKERS_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the current statement may take when the worker stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,6 +100,8 @@ struct Item {
     done: DateTime<Utc>,
     /// The item is skipped until then, because its job is blocked.
     blocked_until: Option<Instant>,
+    /// The item is skipped while an older worker may still retry this tick.
+    left_to_others: Option<LeftToOthers>,
     /// The differing definition of another worker that was last warned of.
     conflicting_item: Option<String>,
 }
@@ -100,12 +109,30 @@ struct Item {
 impl Item {
     fn new(crontab: &Arc<Crontab>) -> Item {
         let crontab = crontab.clone();
-        Item { crontab, since: None, done: DateTime::<Utc>::MAX_UTC, blocked_until: None, conflicting_item: None }
+        Item {
+            crontab,
+            since: None,
+            done: DateTime::<Utc>::MAX_UTC,
+            blocked_until: None,
+            left_to_others: None,
+            conflicting_item: None,
+        }
     }
 
     fn is_new(&self) -> bool {
         self.since.is_none()
     }
+
+    fn has_due_tick(&self, now: DateTime<Utc>) -> bool {
+        self.crontab.next_after(self.done).is_some_and(|next| next <= now)
+    }
+}
+
+/// A recent tick that fired before this worker started, and that no worker has added.
+#[derive(Clone, Copy)]
+struct LeftToOthers {
+    tick: DateTime<Utc>,
+    until: Instant,
 }
 
 /// Since when the worker has been reading the clock without a gap.
@@ -252,6 +279,7 @@ impl Scheduler {
             let checked_at = Instant::now();
             let now = self.now(connection).await?;
             self.update_clock_state(connection, now).await?;
+            self.check_older_workers(connection, now).await?;
             match self.add_due_batch(connection, now).await {
                 Ok(true) => continue,
                 Ok(false) => {}
@@ -321,12 +349,35 @@ impl Scheduler {
         self.items_published_at = None;
     }
 
-    /// Registers new items, and decides which of their missed ticks to backfill.
+    /// Registers new items, and decides which of their missed ticks to backfill, and which to leave to older workers.
     async fn begin_new_items(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
         self.register_items(connection, now).await?;
+        let new = self.items.iter().filter(|item| item.is_new());
+        let executed: Vec<DateTime<Utc>> = new.map(|item| item.done).collect();
         self.skip_missed(now, now, Item::is_new).await;
+        let until = Instant::now() + LEAVE_TO_OLDER_WORKERS;
+        for (item, executed) in self.items.iter_mut().filter(|item| item.is_new()).zip(executed) {
+            let tick = tick_of_older_workers(&item.crontab, executed, item.done, now);
+            item.left_to_others = tick.map(|tick| LeftToOthers { tick, until });
+            item.since = Some(now);
+        }
+        Ok(())
+    }
+
+    /// Takes over the items that are due and whose earlier ticks older workers have added, or had the time to add.
+    async fn check_older_workers(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
         for item in &mut self.items {
-            item.since.get_or_insert(now);
+            item.left_to_others = item.left_to_others.filter(|left| Instant::now() < left.until);
+        }
+        let waiting = self.items.iter().filter(|item| item.left_to_others.is_some() && item.has_due_tick(now));
+        let identifiers: Vec<&str> = waiting.map(|item| item.crontab.identifier()).collect();
+        if identifiers.is_empty() {
+            return Ok(());
+        }
+        let executions = self.last_executions(connection, &identifiers, now).await?;
+        for item in &mut self.items {
+            let executed = executions.get(item.crontab.identifier()).copied();
+            item.left_to_others = item.left_to_others.filter(|left| executed.is_none_or(|at| at < left.tick));
         }
         Ok(())
     }
@@ -334,7 +385,10 @@ impl Scheduler {
     async fn wait_for_next_tick(&self, now: DateTime<Utc>, checked_at: Instant) {
         let next = self.items.iter().filter_map(|item| item.crontab.next_after(item.done.max(now))).min();
         let soon = plus(now, MAX_TICK_CHECK_INTERVAL);
-        let unblocked = self.items.iter().filter_map(|item| item.blocked_until).min();
+        let older_workers_check = Instant::now() + OLDER_WORKERS_CHECK_INTERVAL;
+        let is_waiting = |item: &&Item| item.left_to_others.is_some() && item.has_due_tick(now);
+        let waiting = self.items.iter().find(is_waiting).map(|_| older_workers_check);
+        let unblocked = self.items.iter().filter_map(|item| item.blocked_until).chain(waiting).min();
         let unblocked = async {
             match unblocked {
                 Some(end) => tokio::time::sleep_until(end).await,
@@ -365,13 +419,7 @@ impl Scheduler {
     async fn register_items(&mut self, connection: &mut PgConnection, now: DateTime<Utc>) -> Result<(), Error> {
         let new = self.items.iter().filter(|item| item.is_new());
         let identifiers: Vec<&str> = new.map(|item| item.crontab.identifier()).collect();
-        let statement = &self.shared.statements.cron_known;
-        let rows = self.ask(connection, statement, |query| query.bind(&identifiers).bind(now)).await?;
-        let known: HashMap<String, DateTime<Utc>> = rows
-            .iter()
-            .map(|row| Ok((row.try_get("identifier")?, crate::db::rows::time(row, "since")?)))
-            .collect::<sqlx::Result<_>>()
-            .context(read)?;
+        let known = self.last_executions(connection, &identifiers, now).await?;
         for item in self.items.iter_mut().filter(|item| item.is_new()) {
             let identifier = item.crontab.identifier();
             let since = known.get(identifier).copied().unwrap_or(now);
@@ -389,6 +437,21 @@ impl Scheduler {
             item.done = just_before(since.min(now));
         }
         Ok(())
+    }
+
+    /// Registers the items that are not known, and returns when the others last fired or were registered.
+    async fn last_executions(
+        &self,
+        connection: &mut PgConnection,
+        identifiers: &[&str],
+        now: DateTime<Utc>,
+    ) -> Result<HashMap<String, DateTime<Utc>>, Error> {
+        let statement = &self.shared.statements.cron_known;
+        let rows = self.ask(connection, statement, |query| query.bind(identifiers).bind(now)).await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get("identifier")?, crate::db::rows::time(row, "since")?)))
+            .collect::<sqlx::Result<_>>()
+            .context(read)
     }
 
     /// Decides which ticks before `on_time` are backfilled, for the selected items. Runs on a blocking thread, because
@@ -411,7 +474,7 @@ impl Scheduler {
         let mut next: BinaryHeap<Reverse<(DateTime<Utc>, usize)>> = BinaryHeap::new();
         for (nth, item) in self.items.iter_mut().enumerate() {
             item.blocked_until = item.blocked_until.filter(|end| Instant::now() < *end);
-            if item.blocked_until.is_none() {
+            if item.blocked_until.is_none() && item.left_to_others.is_none() {
                 let first = item.crontab.next_after(item.done).filter(|first| *first <= now);
                 next.extend(first.map(|first| Reverse((first, nth))));
             }
@@ -699,6 +762,19 @@ fn resume_after(crontab: &Crontab, done: DateTime<Utc>, on_time: DateTime<Utc>, 
     after.max(just_before(newest.last().unwrap_or(on_time)))
 }
 
+/// The newest tick that a new worker skips and that a worker which was running then may still add. `executed` is when
+/// the item last fired, and `done` is up to when the new worker skips its ticks.
+fn tick_of_older_workers(
+    crontab: &Crontab,
+    executed: DateTime<Utc>,
+    done: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> Option<DateTime<Utc>> {
+    // `executed` is just before the last execution, which is done.
+    let executed = plus(executed, TimeDelta::microseconds(1)).max(minus(now, MAX_LATENESS));
+    crontab.fire_times_before(now).next().filter(|tick| executed < *tick && *tick <= done)
+}
+
 /// The part of an item's definition that all workers must agree on.
 fn item_key(crontab: &Crontab) -> String {
     let zone = crontab.options.tz.map(|zone| format!(" {zone}")).unwrap_or_default();
@@ -764,6 +840,22 @@ mod tests {
             ticks("0 * * * * t ?fill=1w", "06:30:00", "09:00:00", "09:00:30"),
             ["07:00:00", "08:00:00", "09:00:00"]
         );
+    }
+
+    #[test]
+    fn a_new_worker_leaves_a_recent_tick_to_older_workers() {
+        let left = |line: &str, executed: &str, now: &str| {
+            let crontab: Crontab = line.parse().unwrap();
+            let (executed, now) = (just_before(time(executed)), time(now));
+            let done = resume_after(&crontab, executed, now, now);
+            tick_of_older_workers(&crontab, executed, done, now).map(|at| at.format("%H:%M:%S").to_string())
+        };
+        assert_eq!(left("* * * * * t", "08:00:00", "08:02:30").as_deref(), Some("08:02:00"));
+        assert_eq!(left("* * * * * t", "08:02:00", "08:02:30"), None, "it was added");
+        assert_eq!(left("* * * * * t", "08:02:10", "08:02:30"), None, "the item was registered after it");
+        assert_eq!(left("* * * * * t", "08:01:00", "08:02:00"), None, "the tick of now is this worker's own");
+        assert_eq!(left("0 * * * * t", "05:00:00", "08:06:00"), None, "an older worker would not add it any more");
+        assert_eq!(left("* * * * * t ?fill=1h", "08:00:00", "08:02:30"), None, "this worker adds it");
     }
 
     #[test]

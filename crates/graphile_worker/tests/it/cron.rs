@@ -459,6 +459,56 @@ async fn a_tick_is_not_given_up_because_something_is_missing_for_a_while() {
 }
 
 #[tokio::test]
+async fn a_new_worker_does_not_overtake_a_tick_that_an_older_worker_retries() {
+    let db = Db::installed().await;
+    let role = format!("cut_off_{}", std::process::id());
+    db.run(&format!("create role {role} login superuser")).await;
+    let pool = sqlx::PgPool::connect_with(db.options().username(&role)).await.unwrap();
+    let options = WorkerOptions::default().pg_pool(pool.clone()).with_cron("* * * * * t").unwrap();
+    let mut older = Clocked::with(options, "08:00:30").await;
+    // An outage for the older worker: its scheduler loses its connection and cannot connect.
+    db.run(&format!("alter role {role} nologin")).await;
+    db.run(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+         where datname = current_database() and application_name like '% cron'",
+    )
+    .await;
+    older.clock.set(time("08:01:00"));
+
+    let mut new = Clocked::new(&db, "* * * * * t", "08:01:30").await;
+    new.set("08:02:00").await;
+    assert_eq!(ticks(&db).await, json!([]), "the new worker waits for the retry of 08:01");
+    db.run(&format!("alter role {role} login")).await;
+    older.looked(time("08:01:00")).await;
+    while ticks(&db).await != json!(["08:01:00", "08:02:00"]) {
+        assert_ne!(ticks(&db).await, json!(["08:02:00"]), "08:01 is lost");
+    }
+    new.set("08:03:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00", "08:03:00"]));
+    older.started.stop().await;
+    new.started.stop().await;
+    pool.close().await;
+    db.run(&format!("drop owned by {role}; drop role {role}")).await;
+}
+
+#[tokio::test]
+async fn a_tick_that_no_worker_retries_only_delays_the_next_one() {
+    let db = Db::installed().await;
+    db.run("insert into graphile_worker._private_known_crontabs values ('t', '2026-01-01Z', '2026-03-10T08:00:00Z')")
+        .await;
+    let mut clocked = Clocked::new(&db, "* * * * * t\n* * * * * other", "08:01:30").await;
+    clocked.set("08:02:00").await;
+    let other = "select array_agg(task_identifier) = '{other}' from graphile_worker.jobs";
+    assert_eq!(db.value(other).await, true, "other items do not wait");
+    while ticks(&db).await != json!(["08:02:00", "08:02:00"]) {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    clocked.set("08:03:00").await;
+    assert_eq!(ticks(&db).await, json!(["08:02:00", "08:02:00", "08:03:00", "08:03:00"]), "08:01 is not invented");
+    clocked.started.stop().await;
+}
+
+#[tokio::test]
 async fn work_that_takes_long_is_no_absence() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-10T04:00:00Z')")
