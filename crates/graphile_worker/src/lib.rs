@@ -85,7 +85,7 @@ pub use worker::Worker;
 pub use worker::shutdown::WorkerShutdownConfig;
 
 // Adding and administering jobs.
-pub use db::source::{Source, Within};
+pub use db::executor::{UtilsExecutor, WithinSqlx};
 #[cfg(feature = "tokio-postgres")]
 pub use db::tokio_postgres::WithinTokioPostgres;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, WorkerUtils, add_job};
