@@ -118,9 +118,10 @@ pub use hooks::{
 
 // Inspecting the queue.
 pub use inspect::doctor::{DoctorCheck, DoctorLevel, DoctorReport};
+pub use inspect::explain::Why;
 #[doc(hidden)]
-pub use inspect::explain::program;
-pub use inspect::explain::{LockHolder, Why, WhyReason, WhyWorker};
+pub use inspect::reasons::program;
+pub use inspect::reasons::{LockHolder, WhyReason, WhyWorker};
 pub use inspect::{
     CronExecution, JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueStats, QueueSummary, TaskStats,
     WorkerState, WorkerSummary, short_worker_id,

@@ -1,10 +1,11 @@
 //! Reads the queue for people and dashboards: jobs, counts, queues and workers. Read only, without locks.
 //!
-//! Everything serializes to JSON under its field names. `explain` says why a job does not run; `doctor`
-//! checks the server and the installation.
+//! Everything serializes to JSON under its field names. `explain` finds out why a job does not run, `reasons` has what
+//! each reason says, and `doctor` checks the server and the installation.
 
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod reasons;
 
 use crate::db::rows::{optional_text, optional_time, text, texts, time};
 use crate::db::session;
