@@ -58,6 +58,7 @@ mod context;
 mod cron;
 mod db;
 mod error;
+mod flags;
 pub mod hooks;
 mod inspect;
 mod job;
@@ -66,6 +67,7 @@ mod port_names;
 mod recovery;
 mod retry;
 mod schema;
+mod shutdown;
 mod task;
 pub mod task_source;
 mod text;
@@ -77,12 +79,12 @@ pub mod worker_utils;
 pub use context::WorkerContext;
 pub use job::{InvalidJobKeyMode, Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use options::WorkerOptions;
+pub use shutdown::WorkerShutdownConfig;
 pub use task::{
     BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobDefinition, TaskError,
     TaskHandler, TaskOptions, TaskOutcome, TaskResult,
 };
 pub use worker::Worker;
-pub use worker::shutdown::WorkerShutdownConfig;
 
 // Adding and administering jobs.
 pub use db::executor::{UtilsExecutor, WithinSqlx};

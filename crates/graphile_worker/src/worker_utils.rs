@@ -13,6 +13,8 @@ use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
 use crate::recovery::sweep::Sweep;
 use crate::recovery::{self, ActiveWorker, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig};
 use crate::schema::migrate::{ConnectionKind, Migration, Purpose, examine, migrate_through};
+use crate::schema::roles::{self, RoleRight, grant_sql, revoke_sql};
+use crate::schema::uninstall::{self, Uninstall};
 use crate::schema::upgrade;
 use crate::task::{BatchTaskHandler, TaskHandler};
 use crate::text::counted;
@@ -335,6 +337,29 @@ impl WorkerUtils {
     pub async fn is_migrated(&self) -> Result<bool, Error> {
         let mut connection = self.executor.acquire().await.context(|| "connect to the database".to_owned())?;
         examine(&mut connection, &self.statements()?.schema).await?.is_up_to_date
+    }
+
+    /// Reports what [`uninstall`](WorkerUtils::uninstall) would drop. Changes nothing.
+    pub async fn uninstall_preview(&self) -> Result<Uninstall, Error> {
+        uninstall::drop_schema(&self.executor, self.statements()?, false).await
+    }
+
+    /// Drops the schema with all jobs. Leaves the schemas of other applications alone. Fails if the schema contains other
+    /// tables or views.
+    pub async fn uninstall(&self) -> Result<Uninstall, Error> {
+        uninstall::drop_schema(&self.executor, self.statements()?, true).await
+    }
+
+    /// Grants these rights to a role. Must run as the schema's owner.
+    pub async fn grant(&self, role: &str, rights: &[RoleRight]) -> Result<(), Error> {
+        let sql = grant_sql(self.statements()?.schema.name(), role, rights)?;
+        roles::apply(&self.executor, sql, || format!("grant rights to the role {role:?}")).await
+    }
+
+    /// Revokes all rights of a role on the schema. Must run as the schema's owner.
+    pub async fn revoke(&self, role: &str) -> Result<(), Error> {
+        let sql = revoke_sql(self.statements()?.schema.name(), role)?;
+        roles::apply(&self.executor, sql, || format!("revoke the rights of the role {role:?}")).await
     }
 }
 
