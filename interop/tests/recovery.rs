@@ -63,7 +63,7 @@ async fn a_job_that_node_runs_stays_its_own_through_every_sweep() {
             async move { worker.run().await }
         });
         patiently("the dead one's job to be recovered", ran.recv()).await;
-        let now = SweepStaleWorkersOptions { sweep_threshold: Some(Duration::ZERO), ..Default::default() };
+        let now = SweepStaleWorkersOptions::default().sweep_threshold(Duration::ZERO);
         let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
         let swept = utils.sweep_stale_workers(now).await.expect("a sweep");
         assert!(!swept.worker_ids.iter().any(|worker| json!(worker) == held_by), "{package}");

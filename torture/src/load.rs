@@ -417,8 +417,7 @@ impl Driver {
                     let mut ids = choose(&self.movable, &mut random, 40);
                     ids.extend(choose(&self.operated, &mut random, 10));
                     let wait = TimeDelta::milliseconds(random.i64(0..800));
-                    let options =
-                        RescheduleJobOptions { run_at: Some(Utc::now() + wait), ..RescheduleJobOptions::default() };
+                    let options = RescheduleJobOptions::default().run_at(Utc::now() + wait);
                     let moved = self.utils.reschedule_jobs(&ids, options).await;
                     self.called("reschedule_jobs", moved).await;
                 }

@@ -5,8 +5,8 @@
 //! commit; a worker in the same process is woken directly. The public API is in `worker_utils`.
 
 use crate::Error;
+use crate::db::executor::{UtilsExecutor, WithinSqlx};
 use crate::db::session;
-use crate::db::source::{Source, Within};
 use crate::db::{self, Parameter, Statements, rows};
 use crate::error::Context;
 use crate::job::{Job, JobKeyMode, JobSpec};
@@ -221,7 +221,11 @@ impl Merging {
 }
 
 /// Adds a job in a single statement, which also notifies the workers.
-pub(crate) async fn add_single(source: &impl Source, statements: &Statements, job: NewJob) -> Result<Job, Error> {
+pub(crate) async fn add_single(
+    executor: &impl UtilsExecutor,
+    statements: &Statements,
+    job: NewJob,
+) -> Result<Job, Error> {
     let NewJob { identifier, payload, spec } = job;
     let context = || format!("add a job of the task {identifier:?}");
     let parameters = vec![
@@ -235,7 +239,7 @@ pub(crate) async fn add_single(source: &impl Source, statements: &Statements, jo
         Parameter::TextArray(spec.flags),
         Parameter::Text(Some(spec.job_key_mode.unwrap_or_default().as_str().to_owned())),
     ];
-    let added = source.jobs(&statements.add_job, parameters, context).await?.pop();
+    let added = executor.jobs(&statements.add_job, parameters, context).await?.pop();
     added.ok_or_else(|| Error::Database { context: context(), source: sqlx::Error::RowNotFound })
 }
 
@@ -255,7 +259,7 @@ pub(crate) async fn add_many(
     }
     let mut connection = pool.acquire().await.context(context)?;
     let mut transaction = sqlx::Connection::begin(&mut *connection).await.context(context)?;
-    let within = Within::new(&mut transaction);
+    let within = WithinSqlx::new(&mut transaction);
     let added = match names(&within, statements, &jobs).await? {
         Some(names) => in_chunks(&within, statements, jobs, &names).await?,
         None => in_one_statement(&within, statements, jobs).await?,
@@ -270,21 +274,21 @@ pub(crate) async fn add_many(
 /// Adds many jobs in the caller's transaction, which notifies the workers when it commits. If the caller's
 /// connection has no open transaction, adds all jobs in one statement.
 pub(crate) async fn add_many_within(
-    source: &impl Source,
+    executor: &impl UtilsExecutor,
     statements: &Statements,
     jobs: Vec<NewJob>,
 ) -> Result<Vec<Job>, Error> {
     let count = jobs.len();
     if can_be_chunked(&jobs)
-        && let Some(names) = names(source, statements, &jobs).await?
-        && names.are_held(source, statements).await?
+        && let Some(names) = names(executor, statements, &jobs).await?
+        && names.are_held(executor, statements).await?
     {
-        let added = in_chunks(source, statements, jobs, &names).await?;
+        let added = in_chunks(executor, statements, jobs, &names).await?;
         let parameters = vec![Parameter::Int(i32::try_from(count).ok())];
-        source.numbers(&statements.notify_jobs, parameters, || "notify the workers".to_owned()).await?;
+        executor.numbers(&statements.notify_jobs, parameters, || "notify the workers".to_owned()).await?;
         return Ok(added);
     }
-    in_one_statement(source, statements, jobs).await
+    in_one_statement(executor, statements, jobs).await
 }
 
 /// Jobs with keys cannot: each key must be compared with those in the table.
@@ -292,7 +296,11 @@ fn can_be_chunked(jobs: &[NewJob]) -> bool {
     jobs.len() >= MIN_CHUNKED && jobs.iter().all(|job| job.spec.job_key.is_none())
 }
 
-async fn in_one_statement(source: &impl Source, statements: &Statements, jobs: Vec<NewJob>) -> Result<Vec<Job>, Error> {
+async fn in_one_statement(
+    executor: &impl UtilsExecutor,
+    statements: &Statements,
+    jobs: Vec<NewJob>,
+) -> Result<Vec<Job>, Error> {
     let preserve_run_at = jobs.iter().any(|job| job.spec.job_key_mode == Some(JobKeyMode::PreserveRunAt));
     let parameters = vec![
         Parameter::Texts(jobs.iter().map(|job| Some(job.identifier.to_string())).collect()),
@@ -305,7 +313,7 @@ async fn in_one_statement(source: &impl Source, statements: &Statements, jobs: V
         Parameter::Texts(jobs.iter().map(NewJob::flags).collect()),
         Parameter::Bool(preserve_run_at),
     ];
-    let mut added = source.jobs(&statements.add_jobs, parameters, || format!("add {}", counted(jobs.len()))).await?;
+    let mut added = executor.jobs(&statements.add_jobs, parameters, || format!("add {}", counted(jobs.len()))).await?;
     for (added, job) in added.iter_mut().zip(jobs) {
         added.task_identifier = job.identifier;
     }
@@ -320,7 +328,11 @@ struct Names {
 }
 
 /// Creates missing tasks and queues. Returns `None` if one of the jobs is invalid.
-async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -> Result<Option<Arc<Names>>, Error> {
+async fn names(
+    executor: &impl UtilsExecutor,
+    statements: &Statements,
+    jobs: &[NewJob],
+) -> Result<Option<Arc<Names>>, Error> {
     let tasks: BTreeSet<&Arc<str>> = jobs.iter().map(|job| &job.identifier).collect();
     let queues: BTreeSet<&String> = jobs.iter().filter_map(|job| job.spec.queue_name.as_ref()).collect();
     let attempts: BTreeSet<i16> = jobs.iter().filter_map(|job| job.spec.max_attempts).collect();
@@ -330,7 +342,7 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
         Parameter::Shorts(attempts.into_iter().map(Some).collect()),
     ];
     let context = || format!("add {}", counted(jobs.len()));
-    let mut numbers = source.numbers(&statements.job_names, parameters, context).await?.into_iter();
+    let mut numbers = executor.numbers(&statements.job_names, parameters, context).await?.into_iter();
     let Some(now) = numbers.next().and_then(DateTime::from_timestamp_micros) else { return Ok(None) };
     let mut ids = numbers.map(|id| i32::try_from(id).unwrap_or_default());
     Ok(Some(Arc::new(Names {
@@ -343,10 +355,10 @@ async fn names(source: &impl Source, statements: &Statements, jobs: &[NewJob]) -
 impl Names {
     /// Whether the transaction that read these names is still open. If not, cleanup may delete them at any
     /// moment.
-    async fn are_held(&self, source: &impl Source, statements: &Statements) -> Result<bool, Error> {
+    async fn are_held(&self, executor: &impl UtilsExecutor, statements: &Statements) -> Result<bool, Error> {
         let context = || "add jobs".to_owned();
         let parameters = vec![Parameter::Time(Some(self.now))];
-        Ok(source.numbers(&statements.is_same_transaction, parameters, context).await? == [1])
+        Ok(executor.numbers(&statements.is_same_transaction, parameters, context).await? == [1])
     }
 
     fn queue(&self, job: &NewJob) -> Option<i32> {
@@ -356,7 +368,7 @@ impl Names {
 
 /// Inserts the rows, and returns the jobs as stored without reading them back.
 async fn in_chunks(
-    source: &impl Source,
+    executor: &impl UtilsExecutor,
     statements: &Statements,
     jobs: Vec<NewJob>,
     names: &Arc<Names>,
@@ -370,7 +382,7 @@ async fn in_chunks(
         let (chunk, parameters) = chunk.await.map_err(|_| runtime_stopped(context()))?;
         // Build the next chunk while the database writes this one.
         next = spawn_chunk(&mut jobs, names);
-        let ids = source.numbers(&statements.add_chunk, parameters, context).await?;
+        let ids = executor.numbers(&statements.add_chunk, parameters, context).await?;
         let written = ids.into_iter().zip(chunk).map(|(id, job)| written(id, names.queue(&job), job, names.now));
         added.extend(written);
     }

@@ -188,6 +188,8 @@ pub struct InvalidJobKeyMode(String);
 /// };
 /// assert_eq!(same, spec);
 /// ```
+// Not `#[non_exhaustive]`, unlike other options: it is data that hooks read and change, and programs written for the Rust
+// port construct it as a literal that ends in `..Default::default()`, which a new field does not break.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct JobSpec {
@@ -279,6 +281,7 @@ impl JobSpecBuilder {
 }
 
 /// A job whose task is known only at run time, for [`add_raw_jobs`](crate::WorkerUtils::add_raw_jobs).
+// Constructed as a literal, with all of its three fields: it never gets a fourth.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RawJobSpec<P = serde_json::Value> {
     /// The task.

@@ -58,6 +58,7 @@ mod context;
 mod cron;
 mod db;
 mod error;
+mod flags;
 pub mod hooks;
 mod inspect;
 mod job;
@@ -66,6 +67,7 @@ mod port_names;
 mod recovery;
 mod retry;
 mod schema;
+mod shutdown;
 mod task;
 pub mod task_source;
 mod text;
@@ -77,15 +79,15 @@ pub mod worker_utils;
 pub use context::WorkerContext;
 pub use job::{InvalidJobKeyMode, Job, JobKeyMode, JobSpec, JobSpecBuilder, RawJobSpec};
 pub use options::WorkerOptions;
+pub use shutdown::WorkerShutdownConfig;
 pub use task::{
     BatchResult, BatchTaskHandler, IntoBatchTaskHandlerResult, IntoTaskHandlerResult, JobDefinition, TaskError,
     TaskHandler, TaskOptions, TaskOutcome, TaskResult,
 };
 pub use worker::Worker;
-pub use worker::shutdown::WorkerShutdownConfig;
 
 // Adding and administering jobs.
-pub use db::source::{Source, Within};
+pub use db::executor::{UtilsExecutor, WithinSqlx};
 #[cfg(feature = "tokio-postgres")]
 pub use db::tokio_postgres::WithinTokioPostgres;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, WorkerUtils, add_job};
@@ -118,9 +120,10 @@ pub use hooks::{
 
 // Inspecting the queue.
 pub use inspect::doctor::{DoctorCheck, DoctorLevel, DoctorReport};
+pub use inspect::explain::Why;
 #[doc(hidden)]
-pub use inspect::explain::program;
-pub use inspect::explain::{LockHolder, Why, WhyReason, WhyWorker};
+pub use inspect::reasons::program;
+pub use inspect::reasons::{LockHolder, WhyReason, WhyWorker};
 pub use inspect::{
     CronExecution, JobCounters, JobDetails, JobFilter, JobState, JobSummary, QueueStats, QueueSummary, TaskStats,
     WorkerState, WorkerSummary, short_worker_id,

@@ -8,14 +8,13 @@ use crate::cron::file::CrontabFile;
 use crate::cron::items::CronItem;
 use crate::db::connect::{self, DatabaseConfig, PasswordFunction};
 use crate::db::session::ANSWER_TIMEOUT;
+use crate::flags::{FlagSettings, Flags};
 use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::recovery::WorkerRecoveryConfig;
 use crate::schema::upgrade;
+use crate::shutdown::{self, ShutdownSignal, WorkerShutdownConfig};
 use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, JobDefinition, Task, TaskHandler, TaskOptions, Tasks};
 use crate::task_source::TaskSource;
-use crate::worker::settings::{FlagSettings, Flags};
-use crate::worker::shutdown::{self, ShutdownSignal, WorkerShutdownConfig};
-use crate::worker::startup;
 use graphile_worker_crontab::{Crontab, parse_crontab};
 use serde::de::DeserializeOwned;
 use sqlx::PgPool;
@@ -125,7 +124,7 @@ impl Default for WorkerOptions {
             shutdown_grace_period: stopping.grace_period,
             interrupted_job_retry_delay: stopping.interrupted_job_retry_delay,
             max_migration_wait: upgrade::DEFAULT_MIGRATION_WAIT,
-            startup_timeout: startup::DEFAULT_TIMEOUT,
+            startup_timeout: Duration::from_secs(30),
             keep_locks_fresh_after: Duration::from_secs(60 * 60),
         }
     }

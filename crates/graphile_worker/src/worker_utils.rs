@@ -4,8 +4,8 @@
 use crate::Error;
 use crate::adding::{self, Adding, NewJob};
 use crate::db::connect::DatabaseConfig;
+use crate::db::executor::{UtilsExecutor, WithinSqlx};
 use crate::db::session;
-use crate::db::source::{Source, Within};
 use crate::db::{Parameter, Schema, Statements};
 use crate::error::Context;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
@@ -13,6 +13,8 @@ use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
 use crate::recovery::sweep::Sweep;
 use crate::recovery::{self, ActiveWorker, SweepStaleWorkersOptions, SweepStaleWorkersResult, WorkerRecoveryConfig};
 use crate::schema::migrate::{ConnectionKind, Migration, Purpose, examine, migrate_through};
+use crate::schema::roles::{self, RoleRight, grant_sql, revoke_sql};
+use crate::schema::uninstall::{self, Uninstall};
 use crate::schema::upgrade;
 use crate::task::{BatchTaskHandler, TaskHandler};
 use crate::text::counted;
@@ -35,17 +37,47 @@ pub mod types {
     pub use super::{CleanupTask, RescheduleJobOptions};
 }
 
-/// What may be changed about jobs that do not run; what is `None` stays.
+/// Changes to jobs that do not run, for [`WorkerUtils::reschedule_jobs`]. Settings that are not set, or set to `None`, stay
+/// as they are.
+///
+/// ```
+/// use graphile_worker::RescheduleJobOptions;
+///
+/// let first_and_with_all_attempts = RescheduleJobOptions::default().priority(-10).attempts(0);
+/// ```
 #[derive(Debug, Clone, Default, PartialEq)]
+#[must_use]
 pub struct RescheduleJobOptions {
-    /// Earliest time to run.
-    pub run_at: Option<DateTime<Utc>>,
-    /// Lower numbers run first.
-    pub priority: Option<i16>,
-    /// Number of attempts counted so far.
-    pub attempts: Option<i16>,
-    /// Maximum number of attempts.
-    pub max_attempts: Option<i16>,
+    run_at: Option<DateTime<Utc>>,
+    priority: Option<i16>,
+    attempts: Option<i16>,
+    max_attempts: Option<i16>,
+}
+
+impl RescheduleJobOptions {
+    /// Sets the earliest time to run.
+    pub fn run_at(mut self, run_at: impl Into<Option<DateTime<Utc>>>) -> RescheduleJobOptions {
+        self.run_at = run_at.into();
+        self
+    }
+
+    /// Sets the priority. Lower numbers run first.
+    pub fn priority(mut self, priority: impl Into<Option<i16>>) -> RescheduleJobOptions {
+        self.priority = priority.into();
+        self
+    }
+
+    /// Sets the number of attempts counted so far.
+    pub fn attempts(mut self, attempts: impl Into<Option<i16>>) -> RescheduleJobOptions {
+        self.attempts = attempts.into();
+        self
+    }
+
+    /// Sets the maximum number of attempts.
+    pub fn max_attempts(mut self, max_attempts: impl Into<Option<i16>>) -> RescheduleJobOptions {
+        self.max_attempts = max_attempts.into();
+        self
+    }
 }
 
 /// What [`WorkerUtils::cleanup`] deletes.
@@ -75,12 +107,12 @@ pub enum CleanupTask {
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct WorkerUtils<S = PgPool> {
-    source: S,
+pub struct WorkerUtils<E = PgPool> {
+    executor: E,
     shared: Arc<Shared>,
 }
 
-impl<S> fmt::Debug for WorkerUtils<S> {
+impl<E> fmt::Debug for WorkerUtils<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let schema =
             self.shared.statements.as_ref().map_or_else(|(name, _)| &**name, |statements| statements.schema.name());
@@ -119,11 +151,11 @@ impl WorkerUtils {
             Err(Error::InvalidSchemaName { name, problem }) => Err((name, problem)),
             Err(_) => Err((name, "is invalid")),
         };
-        WorkerUtils { source: pool, shared: Arc::new(Shared::new(statements)) }
+        WorkerUtils { executor: pool, shared: Arc::new(Shared::new(statements)) }
     }
 
     pub(crate) fn with_statements(pool: PgPool, statements: Arc<Statements>) -> WorkerUtils {
-        WorkerUtils { source: pool, shared: Arc::new(Shared::new(Ok(statements))) }
+        WorkerUtils { executor: pool, shared: Arc::new(Shared::new(Ok(statements))) }
     }
 
     /// Sets whether jobs without `run_at` get this machine's time (default: no, they get the database's).
@@ -154,12 +186,12 @@ impl WorkerUtils {
     }
 
     /// Returns the same utilities on a connection or in a transaction of the application.
-    pub fn within<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
-        WorkerUtils { source: Within::new(connection), shared: self.shared.clone() }
+    pub fn within<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<WithinSqlx<'c>> {
+        WorkerUtils { executor: WithinSqlx::new(connection), shared: self.shared.clone() }
     }
 
     /// Alias of [`within`](WorkerUtils::within), under the name it has in the Rust port.
-    pub fn with_executor<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<Within<'c>> {
+    pub fn with_executor<'c>(&self, connection: &'c mut PgConnection) -> WorkerUtils<WithinSqlx<'c>> {
         self.within(connection)
     }
 
@@ -169,7 +201,7 @@ impl WorkerUtils {
         &self,
         client: &'c C,
     ) -> WorkerUtils<crate::db::tokio_postgres::WithinTokioPostgres<'c, C>> {
-        WorkerUtils { source: crate::db::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
+        WorkerUtils { executor: crate::db::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
     }
 
     /// Notified when jobs are added through these utilities or their clones.
@@ -179,13 +211,13 @@ impl WorkerUtils {
 
     /// The application's pool.
     pub(crate) fn pool(&self) -> &PgPool {
-        &self.source
+        &self.executor
     }
 
     /// Runs a statement in its own transaction.
     pub(crate) async fn fetch_all(&self, query: Query<'_, Postgres, PgArguments>) -> sqlx::Result<Vec<PgRow>> {
         let is_pooled = self.shared.statements.as_ref().is_ok_and(|statements| statements.is_pooled);
-        session::fetch_all_safely_on(&mut *self.source.acquire().await?, is_pooled, query).await
+        session::fetch_all_safely_on(&mut *self.executor.acquire().await?, is_pooled, query).await
     }
 
     /// The same for a statement that returns exactly one row.
@@ -220,7 +252,7 @@ impl WorkerUtils {
     async fn delete_failed_jobs(&self) -> Result<u64, Error> {
         let context = || "delete permanently failed jobs".to_owned();
         let query = self.statements()?.delete_failed_jobs.query();
-        let mut transaction = self.source.begin_with(session::BEGIN).await.context(context)?;
+        let mut transaction = self.executor.begin_with(session::BEGIN).await.context(context)?;
         let deleted = query.execute(&mut *transaction).await.context(context)?.rows_affected();
         session::commit(transaction).await.context(context)?;
         Ok(deleted)
@@ -233,7 +265,7 @@ impl WorkerUtils {
         let mut deleted = 0;
         let mut pauses = CLEANUP_PAUSES.into_iter();
         loop {
-            let mut transaction = self.source.begin_with(session::BEGIN).await.context(context)?;
+            let mut transaction = self.executor.begin_with(session::BEGIN).await.context(context)?;
             let (count, is_busy): (i64, bool) =
                 statement.query_as().bind(kind).fetch_one(&mut *transaction).await.context(context)?;
             session::commit(transaction).await.context(context)?;
@@ -265,7 +297,7 @@ impl WorkerUtils {
         config: &WorkerRecoveryConfig,
         options: SweepStaleWorkersOptions,
     ) -> Result<SweepStaleWorkersResult, Error> {
-        let transaction = self.source.begin_with(session::BEGIN).await.context(|| "sweep".to_owned())?;
+        let transaction = self.executor.begin_with(session::BEGIN).await.context(|| "sweep".to_owned())?;
         let statements = self.statements()?;
         let sweep = Sweep { statements, hooks: &self.shared.hooks, worker_id: "worker-utils".into(), config, options };
         sweep.sweep(transaction).await
@@ -294,21 +326,44 @@ impl WorkerUtils {
     }
 
     async fn migrate_for(&self, purpose: Purpose, max_wait: Duration) -> Result<Migration, Error> {
-        let way = ConnectionKind::By(Box::new(PgConnectOptions::clone(&self.source.connect_options()).into()));
+        let way = ConnectionKind::By(Box::new(PgConnectOptions::clone(&self.executor.connect_options()).into()));
         let schema = &self.statements()?.schema;
-        let mut connection = self.source.acquire().await.context(|| "connect to the database".to_owned())?;
+        let mut connection = self.executor.acquire().await.context(|| "connect to the database".to_owned())?;
         migrate_through(purpose, way, max_wait, &mut connection, schema).await
     }
 
     /// Whether the schema is up to date. Changes nothing. Fails if a newer release has applied a breaking
     /// migration.
     pub async fn is_migrated(&self) -> Result<bool, Error> {
-        let mut connection = self.source.acquire().await.context(|| "connect to the database".to_owned())?;
+        let mut connection = self.executor.acquire().await.context(|| "connect to the database".to_owned())?;
         examine(&mut connection, &self.statements()?.schema).await?.is_up_to_date
+    }
+
+    /// Reports what [`uninstall`](WorkerUtils::uninstall) would drop. Changes nothing.
+    pub async fn uninstall_preview(&self) -> Result<Uninstall, Error> {
+        uninstall::drop_schema(&self.executor, self.statements()?, false).await
+    }
+
+    /// Drops the schema with all jobs. Leaves the schemas of other applications alone. Fails if the schema contains other
+    /// tables or views.
+    pub async fn uninstall(&self) -> Result<Uninstall, Error> {
+        uninstall::drop_schema(&self.executor, self.statements()?, true).await
+    }
+
+    /// Grants these rights to a role. Must run as the schema's owner.
+    pub async fn grant(&self, role: &str, rights: &[RoleRight]) -> Result<(), Error> {
+        let sql = grant_sql(self.statements()?.schema.name(), role, rights)?;
+        roles::apply(&self.executor, sql, || format!("grant rights to the role {role:?}")).await
+    }
+
+    /// Revokes all rights of a role on the schema. Must run as the schema's owner.
+    pub async fn revoke(&self, role: &str) -> Result<(), Error> {
+        let sql = revoke_sql(self.statements()?.schema.name(), role)?;
+        roles::apply(&self.executor, sql, || format!("revoke the rights of the role {role:?}")).await
     }
 }
 
-impl<S: Source> WorkerUtils<S> {
+impl<E: UtilsExecutor> WorkerUtils<E> {
     /// Adds a job.
     pub async fn add_job<T: TaskHandler>(&self, payload: T, spec: JobSpec) -> Result<Job, Error> {
         let spec = with_default_attempts(spec, T::options().max_attempts);
@@ -326,9 +381,9 @@ impl<S: Source> WorkerUtils<S> {
     pub async fn add_raw_job(&self, identifier: &str, payload: impl Serialize, spec: JobSpec) -> Result<Job, Error> {
         let job = self.hooked(identifier, &payload, spec).await?;
         let statements = self.statements()?;
-        match self.source.pool() {
+        match self.executor.pool() {
             Some(pool) => adding::add(pool, &self.shared.adding, statements, job).await,
-            None => adding::add_single(&self.source, statements, job).await,
+            None => adding::add_single(&self.executor, statements, job).await,
         }
     }
 
@@ -360,9 +415,9 @@ impl<S: Source> WorkerUtils<S> {
             new_jobs.push(self.hooked(identifier, payload, spec).await?);
         }
         let statements = self.statements()?;
-        match self.source.pool() {
+        match self.executor.pool() {
             Some(pool) => adding::add_many(pool, &self.shared.adding, statements, new_jobs).await,
-            None => adding::add_many_within(&self.source, statements, new_jobs).await,
+            None => adding::add_many_within(&self.executor, statements, new_jobs).await,
         }
     }
 
@@ -371,21 +426,21 @@ impl<S: Source> WorkerUtils<S> {
     pub async fn remove_job(&self, job_key: &str) -> Result<Option<Job>, Error> {
         let parameters = vec![Parameter::Text(Some(job_key.to_owned()))];
         let context = || format!("remove the job with key {job_key:?}");
-        Ok(self.source.jobs(&self.statements()?.remove_job, parameters, context).await?.pop())
+        Ok(self.executor.jobs(&self.statements()?.remove_job, parameters, context).await?.pop())
     }
 
     /// Completes (deletes) those of the jobs that are not running; returns them.
     pub async fn complete_jobs(&self, ids: &[i64]) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec())];
         let context = || format!("complete {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.complete_jobs, parameters, context).await
+        self.executor.jobs(&self.statements()?.complete_jobs, parameters, context).await
     }
 
     /// Fails those of the jobs that are not running, permanently; returns them.
     pub async fn permanently_fail_jobs(&self, ids: &[i64], reason: &str) -> Result<Vec<Job>, Error> {
         let parameters = vec![Parameter::Ids(ids.to_vec()), Parameter::Text(Some(reason.to_owned()))];
         let context = || format!("fail {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.permanently_fail_jobs, parameters, context).await
+        self.executor.jobs(&self.statements()?.permanently_fail_jobs, parameters, context).await
     }
 
     /// Reschedules those of the jobs that are not running; returns them.
@@ -398,7 +453,7 @@ impl<S: Source> WorkerUtils<S> {
             Parameter::Int(options.max_attempts.map(i32::from)),
         ];
         let context = || format!("reschedule {}", counted(ids.len()));
-        self.source.jobs(&self.statements()?.reschedule_jobs, parameters, context).await
+        self.executor.jobs(&self.statements()?.reschedule_jobs, parameters, context).await
     }
 
     /// Releases everything that these workers have locked. Use it only for workers that are dead: the jobs of
@@ -407,7 +462,7 @@ impl<S: Source> WorkerUtils<S> {
         let ids = worker_ids.iter().map(|id| (*id).to_owned()).collect();
         let parameters = vec![Parameter::TextArray(Some(ids))];
         let context = || "unlock workers".to_owned();
-        self.source.jobs(&self.statements()?.force_unlock_workers, parameters, context).await.map(|_| ())
+        self.executor.jobs(&self.statements()?.force_unlock_workers, parameters, context).await.map(|_| ())
     }
 
     /// The job after all hooks, with its payload serialized as JSON.

@@ -32,6 +32,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Options of a cluster; see [`Cluster::open`] for the defaults.
 #[derive(Debug, Clone)]
+#[must_use = "options do nothing until `open`"]
 pub struct ClusterOptions {
     folder: PathBuf,
     programs: Option<PathBuf>,

@@ -1,13 +1,14 @@
 //! The SQL statements, with the schema's name inserted and ready to run, and their parameters. `rows` reads
-//! jobs from rows, `connect` connects, and `session` deals with sessions and poolers.
+//! jobs from rows, `connect` connects, `session` deals with sessions and poolers, and `executor` runs the statements of
+//! the utilities.
 //!
 //! SQL files use psql's notation, `:"schema"` for the identifier and `:'schema'` for the text, so that `psql
 //! -1 -v schema=graphile_worker -f FILE` can run, prepare or explain them unchanged.
 
 pub(crate) mod connect;
+pub(crate) mod executor;
 pub(crate) mod rows;
 pub(crate) mod session;
-pub(crate) mod source;
 mod sql_text;
 #[cfg(feature = "tokio-postgres")]
 pub(crate) mod tokio_postgres;

@@ -2,8 +2,8 @@
 //! driver.
 
 use crate::Error;
+use crate::db::executor::sealed;
 use crate::db::rows::job_from_row;
-use crate::db::source::sealed;
 use crate::db::{Parameter, Statement};
 use crate::job::Job;
 use serde_json::value::RawValue;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
-/// A client or transaction of the application.
+/// A client or transaction of the application, for
+/// [`WorkerUtils::within_tokio_postgres`](crate::WorkerUtils::within_tokio_postgres).
 pub struct WithinTokioPostgres<'c, C>(pub(crate) &'c C);
 
 impl<C> std::fmt::Debug for WithinTokioPostgres<'_, C> {
@@ -20,38 +21,36 @@ impl<C> std::fmt::Debug for WithinTokioPostgres<'_, C> {
     }
 }
 
-impl<C: GenericClient + Sync> sealed::Source for WithinTokioPostgres<'_, C> {
-    #[allow(private_interfaces)]
-    async fn jobs(
+#[allow(private_interfaces)]
+impl<C: GenericClient + Sync> sealed::Executor for WithinTokioPostgres<'_, C> {
+    type Row = Row;
+
+    async fn fetch_all(
         &self,
         statement: &Statement,
         parameters: Vec<Parameter>,
-        context: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<Job>, Error> {
-        let failed = |source| Error::TokioPostgres { context: context(), source };
+        context: &(dyn Fn() -> String + Send + Sync),
+    ) -> Result<Vec<Row>, Error> {
         let parameters: Vec<(&(dyn ToSql + Sync), Type)> = parameters.iter().map(value).collect();
-        let rows = self.0.query_typed(statement.text(), &parameters).await.map_err(failed)?;
-        rows.iter().filter(|row| !row.is_empty()).map(job).collect::<Result<_, Failure>>().map_err(|failure| {
-            match failure {
-                Failure::Driver(source) => failed(source),
-                Failure::Json(source) => {
-                    Error::Database { context: context(), source: sqlx::Error::Decode(source.into()) }
-                }
-            }
+        let rows = self.0.query_typed(statement.text(), &parameters).await;
+        rows.map_err(|source| Error::TokioPostgres { context: context(), source })
+    }
+}
+
+impl sealed::DriverRow for Row {
+    fn is_empty(&self) -> bool {
+        Row::is_empty(self)
+    }
+
+    fn job(&self, context: &dyn Fn() -> String) -> Result<Job, Error> {
+        job(self).map_err(|failure| match failure {
+            Failure::Driver(source) => Error::TokioPostgres { context: context(), source },
+            Failure::Json(source) => Error::Database { context: context(), source: sqlx::Error::Decode(source.into()) },
         })
     }
 
-    #[allow(private_interfaces)]
-    async fn numbers(
-        &self,
-        statement: &Statement,
-        parameters: Vec<Parameter>,
-        context: impl Fn() -> String + Send + Sync,
-    ) -> Result<Vec<i64>, Error> {
-        let failed = |source| Error::TokioPostgres { context: context(), source };
-        let parameters: Vec<(&(dyn ToSql + Sync), Type)> = parameters.iter().map(value).collect();
-        let rows = self.0.query_typed(statement.text(), &parameters).await.map_err(failed)?;
-        rows.iter().map(|row| row.try_get("number")).collect::<Result<_, _>>().map_err(failed)
+    fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {
+        self.try_get("number").map_err(|source| Error::TokioPostgres { context: context(), source })
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::db::quote_identifier;
 use crate::db::session;
 use crate::error::{CONNECTIONS_OF_A_WORKER, Context};
-use crate::inspect::explain::program;
+use crate::inspect::reasons::program;
 use crate::inspect::{WorkerState, WorkerSummary, short_worker_id};
 use crate::schema::migrate::{Examined, ReadOnly, examine};
 use crate::schema::steps::LOWEST_POSTGRES;

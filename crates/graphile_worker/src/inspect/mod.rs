@@ -1,10 +1,11 @@
 //! Reads the queue for people and dashboards: jobs, counts, queues and workers. Read only, without locks.
 //!
-//! Everything serializes to JSON under its field names. `explain` says why a job does not run; `doctor`
-//! checks the server and the installation.
+//! Everything serializes to JSON under its field names. `explain` finds out why a job does not run, `reasons` has what
+//! each reason says, and `doctor` checks the server and the installation.
 
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod reasons;
 
 use crate::db::rows::{optional_text, optional_time, text, texts, time};
 use crate::db::session;
@@ -73,25 +74,75 @@ impl FromStr for JobState {
     }
 }
 
-/// Which jobs to list. `None` or empty matches any.
+/// Which jobs to list, for [`WorkerUtils::list_jobs`]. The default matches all jobs, and so does `None`.
+///
+/// ```
+/// use graphile_worker::{JobFilter, JobState};
+///
+/// let failed_emails =
+///     JobFilter::default().states([JobState::Failed]).task_identifier("send_email".to_owned()).newest_first(true);
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
 pub struct JobFilter {
-    /// In any of these states.
-    pub states: Vec<JobState>,
-    /// Of this task.
-    pub task_identifier: Option<String>,
-    /// Of this queue.
-    pub queue_name: Option<String>,
-    /// With this job key.
-    pub key: Option<String>,
-    /// With this text in the payload, the last error or the key, case-insensitive.
-    pub search: Option<String>,
-    /// After the job with this id, which is the last one of the previous page.
-    pub after: Option<i64>,
-    /// In descending order of ids (default: ascending).
-    pub newest_first: bool,
-    /// Maximum number of jobs (default 100).
-    pub limit: Option<u32>,
+    states: Vec<JobState>,
+    task_identifier: Option<String>,
+    queue_name: Option<String>,
+    key: Option<String>,
+    search: Option<String>,
+    after: Option<i64>,
+    newest_first: bool,
+    limit: Option<u32>,
+}
+
+impl JobFilter {
+    /// Lists jobs in any of these states (default: in all states). An empty list means all states.
+    pub fn states(mut self, states: impl Into<Vec<JobState>>) -> JobFilter {
+        self.states = states.into();
+        self
+    }
+
+    /// Lists jobs of this task (default: of all tasks).
+    pub fn task_identifier(mut self, identifier: impl Into<Option<String>>) -> JobFilter {
+        self.task_identifier = identifier.into();
+        self
+    }
+
+    /// Lists jobs of this queue (default: of all queues, and those without one).
+    pub fn queue_name(mut self, name: impl Into<Option<String>>) -> JobFilter {
+        self.queue_name = name.into();
+        self
+    }
+
+    /// Lists the job with this key.
+    pub fn key(mut self, key: impl Into<Option<String>>) -> JobFilter {
+        self.key = key.into();
+        self
+    }
+
+    /// Lists jobs with this text in the payload, the last error or the key, case-insensitive.
+    pub fn search(mut self, text: impl Into<Option<String>>) -> JobFilter {
+        self.search = text.into();
+        self
+    }
+
+    /// Lists jobs after the one with this id, which is the last one of the previous page (default: the first page).
+    pub fn after(mut self, id: impl Into<Option<i64>>) -> JobFilter {
+        self.after = id.into();
+        self
+    }
+
+    /// Sets whether to list in descending order of ids (default: ascending).
+    pub fn newest_first(mut self, newest_first: bool) -> JobFilter {
+        self.newest_first = newest_first;
+        self
+    }
+
+    /// Sets the maximum number of jobs (default 100).
+    pub fn limit(mut self, limit: impl Into<Option<u32>>) -> JobFilter {
+        self.limit = limit.into();
+        self
+    }
 }
 
 /// A job without its payload.
@@ -347,7 +398,7 @@ impl WorkerUtils {
     /// ```no_run
     /// # use graphile_worker::{JobFilter, JobState, WorkerUtils};
     /// # async fn example(utils: WorkerUtils) -> Result<(), graphile_worker::Error> {
-    /// let failed = JobFilter { states: vec![JobState::Failed], ..JobFilter::default() };
+    /// let failed = JobFilter::default().states([JobState::Failed]);
     /// for job in utils.list_jobs(&failed).await? {
     ///     println!("{} {}: {}", job.id, job.task_identifier, job.last_error.unwrap_or_default());
     /// }

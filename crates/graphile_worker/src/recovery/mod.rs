@@ -169,7 +169,16 @@ impl WorkerRecoveryConfig {
 }
 
 /// Options of one sweep, for [`WorkerUtils::sweep_stale_workers`](crate::WorkerUtils::sweep_stale_workers).
+///
+/// ```
+/// use graphile_worker::SweepStaleWorkersOptions;
+///
+/// let options = SweepStaleWorkersOptions::default().dry_run(true);
+/// ```
+// Not `#[non_exhaustive]`, unlike other options: programs written for the Rust port construct it as a literal with all
+// three fields. So it never gets a fourth field; a new setting belongs to `WorkerRecoveryConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use]
 pub struct SweepStaleWorkersOptions {
     /// Overrides the configured threshold.
     pub sweep_threshold: Option<Duration>,
@@ -177,6 +186,26 @@ pub struct SweepStaleWorkersOptions {
     pub recovery_delay: Option<Duration>,
     /// Only reports which workers are dead (default: no).
     pub dry_run: bool,
+}
+
+impl SweepStaleWorkersOptions {
+    /// Sets how long after its last heartbeat a worker counts as dead (default: the configured threshold).
+    pub fn sweep_threshold(mut self, threshold: impl Into<Option<Duration>>) -> SweepStaleWorkersOptions {
+        self.sweep_threshold = threshold.into();
+        self
+    }
+
+    /// Sets how long a dead worker's jobs wait before they run again (default: the configured delay).
+    pub fn recovery_delay(mut self, delay: impl Into<Option<Duration>>) -> SweepStaleWorkersOptions {
+        self.recovery_delay = delay.into();
+        self
+    }
+
+    /// Sets whether the sweep only reports which workers are dead (default: no).
+    pub fn dry_run(mut self, dry_run: bool) -> SweepStaleWorkersOptions {
+        self.dry_run = dry_run;
+        self
+    }
 }
 
 /// The result of a sweep.

@@ -1,10 +1,10 @@
 //! Rights for roles that do not own the schema: adding jobs, running them, or only reading. The SQL is in
 //! `sql/roles`.
 
-use crate::db::Schema;
+use crate::Error;
+use crate::db::{Schema, session};
 use crate::error::Context;
-use crate::{Error, WorkerUtils};
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, PgPool};
 
 /// The scripts, one per right.
 mod sql {
@@ -85,25 +85,12 @@ fn policy(prefix: &str, role: &str) -> String {
     format!("{}_{hash:016x}", &name[..name.floor_char_boundary(LONGEST_NAME - 17)])
 }
 
-impl WorkerUtils {
-    /// Grants these rights to a role. Must run as the schema's owner.
-    pub async fn grant(&self, role: &str, rights: &[RoleRight]) -> Result<(), Error> {
-        let sql = grant_sql(self.statements()?.schema.name(), role, rights)?;
-        self.apply(sql, || format!("grant rights to the role {role:?}")).await
-    }
-
-    /// Revokes all rights of a role on the schema. Must run as the schema's owner.
-    pub async fn revoke(&self, role: &str) -> Result<(), Error> {
-        let sql = revoke_sql(self.statements()?.schema.name(), role)?;
-        self.apply(sql, || format!("revoke the rights of the role {role:?}")).await
-    }
-
-    async fn apply(&self, sql: String, context: impl Fn() -> String) -> Result<(), Error> {
-        let mut transaction = self.pool().begin_with(crate::db::session::BEGIN).await.context(&context)?;
-        sqlx::raw_sql(LOCK_TIMEOUT).execute(&mut *transaction).await.context(&context)?;
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction).await.context(&context)?;
-        transaction.commit().await.context(&context)
-    }
+/// Runs the SQL of a grant or revocation in one transaction.
+pub(crate) async fn apply(pool: &PgPool, sql: String, context: impl Fn() -> String) -> Result<(), Error> {
+    let mut transaction = pool.begin_with(session::BEGIN).await.context(&context)?;
+    sqlx::raw_sql(LOCK_TIMEOUT).execute(&mut *transaction).await.context(&context)?;
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *transaction).await.context(&context)?;
+    transaction.commit().await.context(&context)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! Uninstalling: what dropping the schema would remove, and dropping it.
 
-use crate::db::Statements;
+use crate::Error;
+use crate::db::{Statements, session};
 use crate::error::Context;
-use crate::{Error, WorkerUtils};
 use serde::Serialize;
-use sqlx::{PgConnection, Row};
+use sqlx::{PgConnection, PgPool, Row};
 
-/// What [`WorkerUtils::uninstall`] found, and whether it dropped it.
+/// What [`WorkerUtils::uninstall`](crate::WorkerUtils::uninstall) found, and whether it dropped it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Uninstall {
@@ -30,33 +30,20 @@ pub struct Uninstall {
     pub dependents: Vec<String>,
 }
 
-impl WorkerUtils {
-    /// Reports what [`uninstall`](WorkerUtils::uninstall) would drop. Changes nothing.
-    pub async fn uninstall_preview(&self) -> Result<Uninstall, Error> {
-        self.drop_schema(false).await
-    }
-
-    /// Drops the schema with all jobs. Leaves the schemas of other applications alone. Fails if the schema contains other
-    /// tables or views.
-    pub async fn uninstall(&self) -> Result<Uninstall, Error> {
-        self.drop_schema(true).await
-    }
-
-    async fn drop_schema(&self, for_real: bool) -> Result<Uninstall, Error> {
-        let statements = self.statements()?;
-        let context = || format!("uninstall the schema {:?}", statements.schema.name());
-        let mut transaction = self.pool().begin_with(crate::db::session::BEGIN).await.context(context)?;
-        let mut found = inspect(&mut transaction, statements).await.context(context)?;
-        if found.installed && for_real {
-            if !found.strangers.is_empty() {
-                return Err(Error::SchemaShared { schema: found.schema, strangers: found.strangers.join(", ") });
-            }
-            statements.uninstall.query().execute(&mut *transaction).await.context(context)?;
-            found.dropped = true;
+/// Reports what the schema contains, and drops it if `for_real`.
+pub(crate) async fn drop_schema(pool: &PgPool, statements: &Statements, for_real: bool) -> Result<Uninstall, Error> {
+    let context = || format!("uninstall the schema {:?}", statements.schema.name());
+    let mut transaction = pool.begin_with(session::BEGIN).await.context(context)?;
+    let mut found = inspect(&mut transaction, statements).await.context(context)?;
+    if found.installed && for_real {
+        if !found.strangers.is_empty() {
+            return Err(Error::SchemaShared { schema: found.schema, strangers: found.strangers.join(", ") });
         }
-        crate::db::session::commit(transaction).await.context(context)?;
-        Ok(found)
+        statements.uninstall.query().execute(&mut *transaction).await.context(context)?;
+        found.dropped = true;
     }
+    session::commit(transaction).await.context(context)?;
+    Ok(found)
 }
 
 async fn inspect(connection: &mut PgConnection, statements: &Statements) -> sqlx::Result<Uninstall> {

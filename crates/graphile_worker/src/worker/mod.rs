@@ -16,21 +16,23 @@ mod run_loop;
 pub(crate) mod second_lane;
 pub(crate) mod settings;
 pub(crate) mod settle;
-pub(crate) mod shutdown;
 mod start;
-pub(crate) mod startup;
+mod startup;
+
+// `cron` imports it from here.
+pub(crate) use crate::shutdown;
 
 use crate::Error;
 use crate::context::Shared;
 use crate::cron::file::WatchedCrontab;
 use crate::hooks::{ShutdownReason, WorkerFatalError, WorkerShutdown, WorkerStop};
 use crate::options::WorkerOptions;
+use crate::shutdown::Shutdown;
 use crate::task::Tasks;
 use crate::worker_utils::WorkerUtils;
 use external_tasks::ExternalTasks;
 use graphile_worker_crontab::Crontab;
 use settings::Settings;
-use shutdown::Shutdown;
 use sqlx::PgConnection;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};

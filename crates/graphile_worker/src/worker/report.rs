@@ -3,6 +3,7 @@
 
 use super::settle::Settlement;
 use crate::context::Shared;
+use crate::flags::FlagFilter;
 use crate::hooks::{JobComplete, JobEventContext};
 use crate::job::Job;
 use chrono::{DateTime, Utc};
@@ -59,21 +60,6 @@ pub(crate) struct ClaimRequest {
     pub(crate) now: Option<DateTime<Utc>>,
     /// The maximum age of the worker's heartbeat in seconds, if recovery is on.
     pub(crate) freshness: Option<f64>,
-}
-
-/// Which jobs a worker may run, by their flags; `None` if all may run.
-#[derive(Default)]
-pub(crate) struct FlagFilter {
-    pub(crate) forbidden: Option<Vec<String>>,
-    pub(crate) accepted: Option<Vec<String>>,
-    /// In the format of the `flags` column: an object with the value true for each flag.
-    pub(crate) allowed: Option<serde_json::Value>,
-}
-
-impl FlagFilter {
-    pub(crate) fn object(flags: &[String]) -> serde_json::Value {
-        flags.iter().map(|flag| (flag.clone(), true.into())).collect::<serde_json::Map<_, _>>().into()
-    }
 }
 
 /// The database's answer to an exchange.

@@ -11,12 +11,13 @@ use super::execute::{Outcome, execute};
 use super::inflight::{Inflight, Running};
 use super::listener::Listener;
 use super::maintenance::Maintenance;
-use super::report::{ClaimRequest, FlagFilter, Lane, Report};
+use super::report::{ClaimRequest, Lane, Report};
 use super::second_lane::SecondLane;
 use super::settings::Settings;
 use super::settle::Settlement;
 use crate::Error;
 use crate::context::{Shared, WorkerContext};
+use crate::flags::FlagFilter;
 use crate::hooks::{
     AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
 };

@@ -1,17 +1,11 @@
 //! The settings of a running worker: its options, checked and resolved. `options` has their defaults and documentation.
 
 use super::listener::ListenOn;
-use super::report::FlagFilter;
-use super::shutdown::ShutdownSignal;
-use crate::Error;
 use crate::cron::clock::Clock;
 use crate::db::session::Session;
+use crate::flags::FlagSettings;
 use crate::recovery::WorkerRecoveryConfig;
-use futures_util::FutureExt;
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
-use std::sync::Arc;
+use crate::shutdown::ShutdownSignal;
 use std::time::Duration;
 
 pub(crate) struct Settings {
@@ -33,99 +27,6 @@ pub(crate) struct Settings {
     /// Whether the crontab file may define recurring jobs later, even if there are none now.
     pub(crate) crontab_may_change: bool,
     pub(crate) recovery: WorkerRecoveryConfig,
-}
-
-type FlagsFunction = dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<String>>> + Send>> + Send + Sync;
-
-/// Which jobs the worker runs, by their flags.
-#[derive(Clone, Default)]
-pub(crate) struct FlagSettings {
-    pub(crate) forbidden: Flags,
-    pub(crate) accepted: Flags,
-    /// The allowlist: all flags that a job may have, if there is one.
-    pub(crate) allowed: Option<Vec<String>>,
-}
-
-impl FlagSettings {
-    /// The flags for the next claim.
-    pub(crate) async fn current(&self) -> Result<FlagFilter, Error> {
-        Ok(FlagFilter {
-            forbidden: self.forbidden.current().await.map_err(|_| Error::ForbiddenFlagsPanicked)?,
-            accepted: self.accepted.current().await.map_err(|_| Error::AcceptedFlagsPanicked)?,
-            allowed: self.allowed.as_deref().map(FlagFilter::object),
-        })
-    }
-
-    /// Rejects flags that no job can match.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let Flags::List(accepted) = &self.accepted else { return Ok(()) };
-        let no_job = |reason: &str| {
-            let problem = format!("{accepted:?} match no job: {reason}");
-            Err(Error::InvalidOption { setting: "accepted_flags", problem })
-        };
-        if accepted.is_empty() {
-            return Ok(());
-        }
-        if let Some(allowed) = &self.allowed
-            && !accepted.iter().any(|flag| allowed.contains(flag))
-        {
-            return no_job(&format!("none of them is in job_flag_allowlist {allowed:?}"));
-        }
-        if let Flags::List(forbidden) = &self.forbidden
-            && accepted.iter().all(|flag| forbidden.contains(flag))
-        {
-            return no_job("all of them are in forbidden_flags");
-        }
-        Ok(())
-    }
-}
-
-/// A list of flags, or a function that returns them.
-#[derive(Clone)]
-pub(crate) enum Flags {
-    List(Vec<String>),
-    Function(Arc<FlagsFunction>),
-}
-
-impl Default for Flags {
-    fn default() -> Flags {
-        Flags::List(Vec::new())
-    }
-}
-
-impl Flags {
-    pub(crate) fn function<F, Fut>(flags: F) -> Flags
-    where
-        F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Option<Vec<String>>> + Send + 'static,
-    {
-        Flags::Function(Arc::new(move || Box::pin(flags())))
-    }
-
-    /// Adds to a list; replaces a function.
-    pub(crate) fn add(&mut self, flag: &str) {
-        match self {
-            Flags::List(flags) => flags.push(flag.to_owned()),
-            Flags::Function(_) => *self = Flags::List(vec![flag.to_owned()]),
-        }
-    }
-
-    /// The listed flags; `None` if a function decides.
-    pub(crate) fn listed(&self) -> Option<Vec<String>> {
-        match self {
-            Flags::List(flags) => Some(flags.clone()),
-            Flags::Function(_) => None,
-        }
-    }
-
-    /// The flags, or `None` if there are none. An error if the function panics.
-    async fn current(&self) -> std::thread::Result<Option<Vec<String>>> {
-        let flags = match self {
-            Flags::List(flags) => Some(flags.clone()),
-            Flags::Function(function) => AssertUnwindSafe(async { function().await }).catch_unwind().await?,
-        };
-        Ok(flags.filter(|flags| !flags.is_empty()))
-    }
 }
 
 /// A random id. `rs-` marks our workers; `rs-live-` marks those that register. Only these can be declared dead.

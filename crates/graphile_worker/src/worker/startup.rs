@@ -7,9 +7,6 @@ use crate::retry::RetryPauses;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// The default of `WorkerOptions::startup_timeout`.
-pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-
 const PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// The retries of one startup.

@@ -47,9 +47,9 @@ async fn jobs_are_listed_by_state() {
     for (state, ids) in
         [(Ready, vec![1, 6]), (Scheduled, vec![2]), (Running, vec![3]), (Retrying, vec![4]), (Failed, vec![5])]
     {
-        assert_eq!(listed(&db, JobFilter { states: vec![state], ..JobFilter::default() }).await, ids, "{state}");
+        assert_eq!(listed(&db, JobFilter::default().states([state])).await, ids, "{state}");
     }
-    assert_eq!(listed(&db, JobFilter { states: vec![Failed, Running], ..JobFilter::default() }).await, [3, 5]);
+    assert_eq!(listed(&db, JobFilter::default().states([Failed, Running])).await, [3, 5]);
 }
 
 #[tokio::test]
@@ -57,15 +57,15 @@ async fn jobs_are_listed_by_task_queue_key_and_text() {
     let db = one_of_each().await;
     let text = |text: &str| Some(text.to_owned());
     for (filter, ids) in [
-        (JobFilter { task_identifier: text("a"), ..JobFilter::default() }, vec![1, 2]),
-        (JobFilter { task_identifier: text("nobody's"), ..JobFilter::default() }, vec![]),
-        (JobFilter { queue_name: text("q"), ..JobFilter::default() }, vec![3, 6]),
-        (JobFilter { queue_name: text("nobody's"), ..JobFilter::default() }, vec![]),
-        (JobFilter { key: text("first"), ..JobFilter::default() }, vec![1]),
-        (JobFilter { search: text("ann"), ..JobFilter::default() }, vec![1]),
-        (JobFilter { search: text("FIRST"), ..JobFilter::default() }, vec![1]),
-        (JobFilter { search: text("refused"), ..JobFilter::default() }, vec![4]),
-        (JobFilter { search: text("%"), ..JobFilter::default() }, vec![]),
+        (JobFilter::default().task_identifier(text("a")), vec![1, 2]),
+        (JobFilter::default().task_identifier(text("nobody's")), vec![]),
+        (JobFilter::default().queue_name(text("q")), vec![3, 6]),
+        (JobFilter::default().queue_name(text("nobody's")), vec![]),
+        (JobFilter::default().key(text("first")), vec![1]),
+        (JobFilter::default().search(text("ann")), vec![1]),
+        (JobFilter::default().search(text("FIRST")), vec![1]),
+        (JobFilter::default().search(text("refused")), vec![4]),
+        (JobFilter::default().search(text("%")), vec![]),
     ] {
         assert_eq!(listed(&db, filter.clone()).await, ids, "{filter:?}");
     }
@@ -74,7 +74,7 @@ async fn jobs_are_listed_by_task_queue_key_and_text() {
 #[tokio::test]
 async fn jobs_are_listed_page_by_page_in_either_direction() {
     let db = one_of_each().await;
-    let page = |after, newest_first| JobFilter { after, newest_first, limit: Some(2), ..JobFilter::default() };
+    let page = |after, newest_first| JobFilter::default().after(after).newest_first(newest_first).limit(2);
     assert_eq!(listed(&db, page(None, false)).await, [1, 2]);
     assert_eq!(listed(&db, page(Some(2), false)).await, [3, 4]);
     assert_eq!(listed(&db, page(Some(6), false)).await, [] as [i64; 0]);

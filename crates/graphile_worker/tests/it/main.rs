@@ -37,6 +37,7 @@ mod recovery;
 mod refusals;
 mod releases;
 mod roles;
+mod rooms;
 mod rust_port;
 mod search_path;
 mod settings;

@@ -112,7 +112,7 @@ async fn the_utilities_read_odd_rows() {
 async fn the_utilities_change_odd_rows_through_either_driver() {
     let db = database().await;
     let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
-    let options = RescheduleJobOptions { priority: Some(1), ..Default::default() };
+    let options = RescheduleJobOptions::default().priority(1);
     let rescheduled = utils.reschedule_jobs(&ids(), options.clone()).await.unwrap();
     assert_eq!(rescheduled.len(), ids().len());
     let flags = rescheduled.iter().find_map(|job| job.flags.as_ref()?.get("a")).expect("the large number");

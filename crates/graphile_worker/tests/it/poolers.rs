@@ -398,7 +398,7 @@ async fn everything_utilities_can_do(utils: &WorkerUtils) {
     assert!(utils.list_queues(10).await.unwrap().iter().any(|queue| queue.queue_name == "later"));
     utils.list_workers(Duration::from_secs(60)).await.unwrap();
     utils.list_active_workers(Duration::from_secs(60)).await.unwrap();
-    let options = RescheduleJobOptions { priority: Some(7), ..RescheduleJobOptions::default() };
+    let options = RescheduleJobOptions::default().priority(7);
     assert_eq!(utils.reschedule_jobs(&[kept.id], options).await.unwrap()[0].priority, 7);
     assert_eq!(utils.permanently_fail_jobs(&[failed.id], "a reason").await.unwrap().len(), 1);
     assert_eq!(utils.complete_jobs(&[done.id]).await.unwrap().len(), 1);

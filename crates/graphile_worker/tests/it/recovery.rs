@@ -58,7 +58,7 @@ async fn jobs_of_a_worker_without_heartbeats_run_again_later_with_the_attempt_re
     let stale: Vec<(&str, bool)> = listed.iter().map(|worker| (&*worker.worker_id, worker.is_stale)).collect();
     assert_eq!(stale, [("rs-live-dead", true), ("rs-live-lives", false)]);
 
-    let dry = SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    let dry = SweepStaleWorkersOptions::default().dry_run(true);
     let result = utils(&db).sweep_stale_workers(dry).await.unwrap();
     assert_eq!((result.worker_ids, result.recovered_count), (vec!["rs-live-dead".to_owned()], 0));
     assert_eq!(locks(&db).await, json!({ id.to_string(): "rs-live-dead", other.to_string(): "rs-live-lives" }));
@@ -128,7 +128,7 @@ async fn a_worker_with_rare_heartbeats_is_judged_by_its_own_interval() {
     let db = Db::installed().await;
     dead_worker(&db, "rs-live-a", "6 minutes", &[]).await;
     db.run("update graphile_worker._rs_workers set heartbeat_interval = '4 minutes'").await;
-    let dry = || SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    let dry = || SweepStaleWorkersOptions::default().dry_run(true);
     assert!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids.is_empty());
     db.run("update graphile_worker._rs_workers set heartbeat_interval = '30 seconds'").await;
     assert_eq!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids, ["rs-live-a"]);
@@ -141,7 +141,7 @@ async fn workers_with_resilient_jobs_are_given_more_time() {
     let custom = add(&db, "'t', flags := array['custom']").await;
     dead_worker(&db, "rs-live-a", "6 minutes", &[resilient]).await;
     dead_worker(&db, "rs-live-b", "6 minutes", &[custom]).await;
-    let dry = || SweepStaleWorkersOptions { dry_run: true, ..Default::default() };
+    let dry = || SweepStaleWorkersOptions::default().dry_run(true);
     assert_eq!(utils(&db).sweep_stale_workers(dry()).await.unwrap().worker_ids, ["rs-live-b"]);
     let config = WorkerRecoveryConfig::default().resilient_job_flags(vec!["custom".to_string()]);
     assert_eq!(utils(&db).sweep_stale_workers_with_config(&config, dry()).await.unwrap().worker_ids, ["rs-live-a"]);

@@ -92,7 +92,7 @@ async fn scheduling() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 
     let spec = JobSpec::default();
     utils.add_jobs::<SendEmail>(&[(email(), &spec), (email(), &spec)]).await?;
-    utils.reschedule_jobs(&[1], RescheduleJobOptions { attempts: Some(0), ..Default::default() }).await?;
+    utils.reschedule_jobs(&[1], RescheduleJobOptions::default().attempts(0)).await?;
 
     assert_eq!(db.value("select count(*) from graphile_worker.jobs").await, 10);
     worker.run_once().await?;

@@ -76,7 +76,7 @@ async fn jobs_are_administered_from_rust() {
     assert_eq!(utils.complete_jobs(&ids[..1]).await.unwrap()[0].id, ids[0]);
     let failed = utils.permanently_fail_jobs(&ids[1..2], "enough").await.unwrap();
     assert_eq!((failed[0].attempts, failed[0].last_error.as_deref()), (25, Some("enough")));
-    let options = RescheduleJobOptions { priority: Some(3), attempts: Some(0), ..Default::default() };
+    let options = RescheduleJobOptions::default().priority(3).attempts(0);
     let again = utils.reschedule_jobs(&ids[1..2], options).await.unwrap();
     assert_eq!((again[0].priority, again[0].attempts), (3, 0));
     assert_eq!(utils.remove_job("c").await.unwrap().unwrap().id, ids[2]);
@@ -157,7 +157,7 @@ async fn a_transaction_of_tokio_postgres_does_as_well() {
     let within = utils.within_tokio_postgres(&transaction);
     let first = within.add_job(SyncUser(1), spec()).await.unwrap().id;
     let second = within.add_jobs(&[(SyncUser(2), &JobSpec::default())]).await.unwrap()[0].id;
-    let options = RescheduleJobOptions { priority: Some(9), ..Default::default() };
+    let options = RescheduleJobOptions::default().priority(9);
     assert_eq!(within.reschedule_jobs(&[first], options).await.unwrap()[0].priority, 9);
     assert_eq!(within.permanently_fail_jobs(&[second], "no").await.unwrap()[0].attempts, 25);
     assert_eq!(within.remove_job("k").await.unwrap().unwrap().id, first);

@@ -119,17 +119,16 @@ pub(crate) struct Workers {
 }
 
 pub(super) async fn list(args: List, database: &Database) -> Result<(), Failure> {
-    let filter = JobFilter {
-        states: args.state,
-        task_identifier: args.task,
-        queue_name: args.queue,
-        key: args.key,
-        search: args.search,
-        after: args.after,
-        newest_first: args.newest,
+    let filter = JobFilter::default()
+        .states(args.state)
+        .task_identifier(args.task)
+        .queue_name(args.queue)
+        .key(args.key)
+        .search(args.search)
+        .after(args.after)
+        .newest_first(args.newest)
         // One more than is shown, to know whether there are more.
-        limit: Some(args.limit.saturating_add(1)),
-    };
+        .limit(args.limit.saturating_add(1));
     let mut jobs = utils(database).await?.list_jobs(&filter).await?;
     let shown = args.limit as usize;
     let has_more = jobs.len() > shown;

@@ -471,25 +471,25 @@ pub(super) async fn fail(args: Fail, database: &Database) -> Result<(), Failure>
 pub(super) async fn reschedule(args: Reschedule, database: &Database) -> Result<(), Failure> {
     let utils = utils(database).await?;
     let run_at = due(args.run_at, args.delay, database).await?;
-    let (priority, attempts, max_attempts) = (args.priority, args.attempts, args.max_attempts);
-    let done =
-        utils.reschedule_jobs(&args.ids, RescheduleJobOptions { run_at, priority, attempts, max_attempts }).await?;
+    let changes = RescheduleJobOptions::default()
+        .run_at(run_at)
+        .priority(args.priority)
+        .attempts(args.attempts)
+        .max_attempts(args.max_attempts);
+    let done = utils.reschedule_jobs(&args.ids, changes).await?;
     report(&args.ids, done, &utils, args.output, |job| format!("job {} {}", job.id, schedule_text(job))).await
 }
 
 pub(super) async fn run_now(args: RunNow, database: &Database) -> Result<(), Failure> {
     let utils = utils(database).await?;
-    let now = RescheduleJobOptions {
-        run_at: Some(time_in(Duration::ZERO, database).await?),
-        ..RescheduleJobOptions::default()
-    };
+    let now = RescheduleJobOptions::default().run_at(time_in(Duration::ZERO, database).await?);
     let mut connection = database.connect().await?;
     let mut transaction = sqlx::Connection::begin(&mut connection).await?;
     let within = utils.within(&mut transaction);
     let mut done = within.reschedule_jobs(&args.ids, now.clone()).await?;
     let exhausted: Vec<i64> = done.iter().filter(|job| job.attempts >= job.max_attempts).map(|job| job.id).collect();
     if !exhausted.is_empty() {
-        let again = within.reschedule_jobs(&exhausted, RescheduleJobOptions { attempts: Some(0), ..now }).await?;
+        let again = within.reschedule_jobs(&exhausted, now.attempts(0)).await?;
         done.retain(|job| !exhausted.contains(&job.id));
         done.extend(again);
     }
@@ -584,8 +584,10 @@ pub(super) async fn remove(args: Remove, database: &Database) -> Result<(), Fail
 }
 
 pub(super) async fn sweep(args: Sweep, database: &Database) -> Result<(), Failure> {
-    let options =
-        SweepStaleWorkersOptions { sweep_threshold: args.threshold, recovery_delay: args.delay, dry_run: args.dry_run };
+    let options = SweepStaleWorkersOptions::default()
+        .sweep_threshold(args.threshold)
+        .recovery_delay(args.delay)
+        .dry_run(args.dry_run);
     let utils = utils(database).await?;
     let swept = utils.sweep_stale_workers(options).await?;
     let silent = utils.list_workers(args.threshold.unwrap_or(Duration::from_secs(5 * 60))).await?;

@@ -82,8 +82,7 @@ pub(super) async fn top(args: Top, database: &Database) -> Result<(), Failure> {
 
 impl Frame {
     async fn read(utils: &WorkerUtils, before: Option<JobCounters>) -> Result<Frame, Failure> {
-        let running =
-            JobFilter { states: vec![JobState::Running], limit: Some(MAX_ROWS as u32), ..JobFilter::default() };
+        let running = JobFilter::default().states([JobState::Running]).limit(MAX_ROWS as u32);
         let counters = utils.job_counters().await?;
         let rate = |count: fn(&JobCounters) -> i64| {
             let before = before.as_ref()?;

@@ -201,6 +201,7 @@ impl DatabaseConfig {
 
     /// Calls this function for the password of each new connection. For rotated passwords and expiring
     /// tokens.
+    #[must_use]
     pub fn password_provider<F, Fut, E>(mut self, provider: F) -> DatabaseConfig
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -223,6 +224,7 @@ impl DatabaseConfig {
 
     /// Sets the application name in `pg_stat_activity`. A worker appends its id to the name of its own
     /// connections.
+    #[must_use]
     pub fn named(mut self, name: &str) -> DatabaseConfig {
         let mut plain = self.plain.to_vec();
         for server in &mut plain {

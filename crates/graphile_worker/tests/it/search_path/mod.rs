@@ -392,19 +392,17 @@ async fn run_everything(db: &Db, pool: PgPool, prepared: bool) {
     options.define_task("limited", |_: Value, _| async {}).init().await.unwrap().run_once().await.unwrap();
 
     // Operators.
-    let filter = JobFilter {
-        states: vec![JobState::Retrying, JobState::Failed],
-        search: Some("FAILS".to_owned()),
-        newest_first: true,
-        after: Some(1_000_000),
-        ..JobFilter::default()
-    };
+    let filter = JobFilter::default()
+        .states([JobState::Retrying, JobState::Failed])
+        .search("FAILS".to_owned())
+        .newest_first(true)
+        .after(1_000_000);
     let failed = utils.list_jobs(&filter).await.unwrap();
     assert_eq!(failed.len(), 2);
     let id = failed[0].id;
-    let named = JobFilter { task_identifier: Some("works".into()), key: Some("later".into()), ..JobFilter::default() };
+    let named = JobFilter::default().task_identifier("works".to_owned()).key("later".to_owned());
     assert_eq!(utils.list_jobs(&named).await.unwrap().len(), 1);
-    let queued = JobFilter { queue_name: Some("q".into()), ..JobFilter::default() };
+    let queued = JobFilter::default().queue_name("q".to_owned());
     assert_eq!(utils.list_jobs(&queued).await.unwrap().len(), 1);
     utils.find_job(id).await.unwrap().unwrap();
     utils.why(id).await.unwrap();
@@ -419,7 +417,7 @@ async fn run_everything(db: &Db, pool: PgPool, prepared: bool) {
     utils.revoke(&role).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("drop role {role}"))).execute(&mut safe).await.unwrap();
     utils.sweep_stale_workers(SweepStaleWorkersOptions::default()).await.unwrap();
-    utils.reschedule_jobs(&[id], RescheduleJobOptions { priority: Some(1), ..Default::default() }).await.unwrap();
+    utils.reschedule_jobs(&[id], RescheduleJobOptions::default().priority(1)).await.unwrap();
     utils.permanently_fail_jobs(&[id], "enough").await.unwrap();
     utils.complete_jobs(&[id]).await.unwrap();
     utils.remove_job("later").await.unwrap().unwrap();
