@@ -8,7 +8,7 @@ help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 test: programs ## Run the whole test suite, on a private PostgreSQL
-	cargo test --locked --no-fail-fast --features graphile_worker/tokio-postgres
+	scripts/run-tests --features graphile_worker/tokio-postgres
 
 # TIMES=10 BUSY=6 make repeat: ten times, beside six busy loops.
 repeat: ## Run the whole test suite 20 times in a row and list what failed
@@ -25,7 +25,7 @@ model: ## Check the model of the protocol between workers and database, in every
 
 interop: programs npm pip ## Test beside the real Node package, Rust port and Python drivers (needs npm and pip)
 	cargo build --locked --manifest-path bench/rust_port/Cargo.toml --bin rust_port
-	cargo test --locked --no-fail-fast -p graphile_worker_interop
+	scripts/run-tests -p graphile_worker_interop
 
 port-snippets: ## Count the snippets of the Rust port's guide that compile against this library
 	python3 interop/port_snippets.py --keep 207
@@ -33,7 +33,7 @@ port-snippets: ## Count the snippets of the Rust port's guide that compile again
 matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (Linux x64, needs npm)
 	failed=; for version in 12 18; do \
 	  PGBIN=$(CURDIR)/interop/node_modules/postgres-$$version/native/bin \
-	    cargo test --locked --no-fail-fast -p graphile_worker || failed="$$failed $$version"; \
+	    scripts/run-tests -p graphile_worker || failed="$$failed $$version"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed on PostgreSQL$$failed" >&2; exit 1; fi
 
