@@ -260,7 +260,7 @@ async fn process_that_listens_to_signals() {
         .database_url(&url)
         .shutdown_grace_period(Duration::from_secs(3600))
         .interrupted_job_retry_delay(Duration::from_secs(100))
-        .on(WorkerShutdown, move |_| std::future::ready(says("stopping")))
+        .on(WorkerShutdown, move |_| async move { says("stopping") })
         .define_task("for_ever", move |_: Value, _| async move {
             says("running");
             std::future::pending::<()>().await
