@@ -123,7 +123,7 @@ async fn a_worker_reports_a_read_only_database() {
     let database = read_only_database().await;
     let folder = Folder::new();
     folder.script("tasks/t", "#!/bin/sh\n");
-    let mut command = folder.graphile_worker(&["--once", "--startup-timeout", "1"]);
+    let mut command = folder.graphile_worker(&["--once", "--startup-timeout", "5"]);
     let (code, _, log) = ran({
         command.env("DATABASE_URL", database.url());
         command
