@@ -38,8 +38,9 @@
 --
 -- Returns the claimed jobs, and one last row without an id: the time of the claim (`clock`); the reported jobs and
 -- queues that other transactions have locked (`blocked_jobs`, `blocked_queues`); whether some due jobs were not claimed
--- because others had locked them or because they did not fit (`contended`); and the reported jobs that this worker no
--- longer holds, whose outcomes were not written (`rejected_jobs`).
+-- because others had locked them or because they did not fit (`contended`); the reported jobs that this worker no
+-- longer holds, whose outcomes were not written (`rejected_jobs`); and whether due jobs with a queue wait (`queued_wait`):
+-- if not, the next exchange may be the short one (`exchange_unqueued.sql`).
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), done as materialized (
@@ -487,7 +488,7 @@ for_others as (
 )
 select
   claimed.*, null::timestamptz as clock, null::bigint[] as blocked_jobs, null::int[] as blocked_queues,
-  null::boolean as contended, null::bigint[] as rejected_jobs
+  null::boolean as contended, null::bigint[] as rejected_jobs, null::boolean as queued_wait
 from claimed
 union all
 select
@@ -531,7 +532,8 @@ select
       and reported.id not in (select id from done)
       and reported.id not in (select id from back)
       and reported.id not in (select id from blocked)
-  )
+  ),
+  exists (select from first_queued)
 from clock
 -- The notification is part of the exchange, so it is sent only if the release commits.
 left join lateral (

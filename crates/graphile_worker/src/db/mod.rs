@@ -109,6 +109,7 @@ pub(crate) struct Statements {
     /// Whether a pooler is between us and the database.
     pub(crate) is_pooled: bool,
     pub(crate) exchange: Statement,
+    pub(crate) exchange_unqueued: Statement,
     pub(crate) allow_invalid_utf8: Statement,
     pub(crate) allow_invalid_utf8_in_transaction: Statement,
     pub(crate) current_transaction: Statement,
@@ -231,6 +232,7 @@ impl Statements {
         Statements {
             is_pooled,
             exchange: statement(include_str!("../../sql/queries/exchange.sql")),
+            exchange_unqueued: statement(include_str!("../../sql/queries/exchange_unqueued.sql")),
             allow_invalid_utf8: statement(ALLOW_INVALID_UTF8),
             allow_invalid_utf8_in_transaction: statement(include_str!(
                 "../../sql/queries/allow_invalid_utf8_in_transaction.sql"

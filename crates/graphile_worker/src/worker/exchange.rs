@@ -11,6 +11,7 @@
 //! Not here: `claim_size` and `next_claim` decide how many jobs to claim and when; `settle` decides what to record.
 
 use super::claim_size::CLAIM_BYTES;
+use super::claim_start::{ClaimStart, Position};
 use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
@@ -86,6 +87,9 @@ pub(crate) struct Lanes {
     /// recorded.
     in_doubt: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
+    claim_start: Mutex<ClaimStart>,
+    /// Whether the last claim has found that no due job has a queue.
+    no_queued_wait: AtomicBool,
     /// Whether the database has no encoding (`SQL_ASCII`) and contains a text that is not UTF-8: see
     /// `allow_invalid_utf8.sql`.
     has_invalid_utf8: AtomicBool,
@@ -128,6 +132,10 @@ impl Lanes {
     /// Notes that no answer to this report arrived.
     fn doubt(&self, report: &Report) {
         self.in_doubt().extend(report.ended.iter().map(|ended| ended.job.id));
+    }
+
+    fn claim_start(&self) -> MutexGuard<'_, ClaimStart> {
+        self.claim_start.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tasks(&self) -> Arc<KnownTasks> {
@@ -522,6 +530,68 @@ impl Exchange {
         free_queues: &[i32],
         request: &ClaimRequest,
     ) -> Result<Answer, Error> {
+        let no_queued_wait = self.lanes.no_queued_wait.load(Ordering::Acquire);
+        let is_simple = report.is_simple() && free_queues.is_empty() && request.limits.is_empty();
+        if is_simple && (no_queued_wait || request.jobs == 0) {
+            self.exchange_unqueued(connection, report, request).await
+        } else {
+            self.exchange_any(connection, report, free_queues, request).await
+        }
+    }
+
+    /// The short exchange: reports completed jobs without a queue, and claims jobs without a queue.
+    async fn exchange_unqueued(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let context = || "exchange jobs with the database".to_owned();
+        let (done, done_at): (Vec<_>, Vec<_>) =
+            report.ended.iter().map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let started = Instant::now();
+        let start = self.lanes.claim_start().next(started);
+        let rows = self
+            .statements
+            .exchange_unqueued
+            .query()
+            .bind(&*self.shared.worker_id)
+            .bind(done)
+            .bind(done_at)
+            .bind(&self.lanes.tasks().ids)
+            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
+            .bind(start.map(|start| start.priority))
+            .bind(start.map(|start| start.run_at))
+            .bind(start.map(|start| start.id))
+            .bind(CLAIM_BYTES)
+            .bind(request.now)
+            .bind(request.freshness)
+            .bind(&request.flags.forbidden)
+            .bind(&request.flags.accepted)
+            .bind(&request.flags.allowed)
+            .fetch_all(connection)
+            .await
+            .context(context)?;
+        let mut answer = self.answer(&rows).context(context)?;
+        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            let is_full = answer.jobs.len() >= request.jobs;
+            let first_job = first_job(about).context(context)?;
+            self.lanes.claim_start().claimed(start, first_job, is_full, started.elapsed(), Instant::now());
+            let queued_wait: bool = about.try_get("queued_wait").context(context)?;
+            self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
+            answer.is_partial = !is_full && (queued_wait || start.is_some());
+        }
+        Ok(answer)
+    }
+
+    /// The exchange that can do everything.
+    async fn exchange_any(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        free_queues: &[i32],
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
         let context = || "exchange jobs with the database".to_owned();
         let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
         let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
@@ -567,6 +637,10 @@ impl Exchange {
             .fetch_all(connection)
             .await
             .context(context)?;
+        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            let queued_wait: bool = about.try_get("queued_wait").context(context)?;
+            self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
+        }
         self.answer(&rows).context(context)
     }
 
@@ -580,6 +654,7 @@ impl Exchange {
             rejected_jobs: about.try_get("rejected_jobs")?,
             contended: about.try_get("contended")?,
             clock: about.try_get("clock")?,
+            is_partial: false,
             took: Duration::ZERO,
         })
     }
@@ -714,6 +789,14 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
         Lane::First => format!("graphile_worker {worker_id}"),
         Lane::Second => format!("graphile_worker {worker_id} 2"),
     }
+}
+
+/// The first job without a queue that a claim has found, by its last row.
+fn first_job(about: &PgRow) -> sqlx::Result<Option<Position>> {
+    let (priority, run_at) = (about.try_get("first_priority")?, rows::optional_time(about, "first_run_at")?);
+    let id: Option<i64> = about.try_get("first_id")?;
+    let position = |((priority, run_at), id)| Position { priority, run_at, id };
+    Ok(Option::zip(priority, run_at).zip(id).map(position))
 }
 
 /// The text with its non-ASCII characters as `\u{…}`.

@@ -351,6 +351,7 @@ impl Inflight {
                     got: count,
                     limited: ended.limited,
                     contended: answer.contended,
+                    partial: answer.is_partial,
                 };
                 let poll_interval = state.poll_interval;
                 match lane {

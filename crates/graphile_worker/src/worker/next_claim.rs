@@ -21,6 +21,8 @@ pub(crate) struct ClaimResult {
     /// Whether due jobs were left because others had locked them, or because their payloads were too large for one
     /// claim.
     pub(crate) contended: bool,
+    /// Whether the claim has not looked at all due jobs.
+    pub(crate) partial: bool,
 }
 
 impl ClaimResult {
@@ -73,7 +75,7 @@ impl NextClaim {
     /// The claim has ended with this result.
     pub(crate) fn finish(&mut self, result: ClaimResult, now: Instant, poll_interval: Duration) {
         self.backlog = result.is_full();
-        let wait = if result.is_full() || (result.limited && result.got > 0) {
+        let wait = if result.is_full() || result.partial || (result.limited && result.got > 0) {
             Duration::ZERO
         } else if result.contended {
             if result.got > 0 {
@@ -93,7 +95,7 @@ impl NextClaim {
     /// A claim of the second lane has ended with this result.
     pub(crate) fn finish_second_lane(&mut self, result: ClaimResult, now: Instant) {
         self.backlog = result.is_full();
-        if result.is_full() || result.contended {
+        if result.is_full() || result.contended || result.partial {
             self.wake(now);
         }
     }
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     const POLL: Duration = Duration::from_secs(2);
-    const NOTHING: ClaimResult = ClaimResult { wanted: 10, got: 0, limited: false, contended: false };
+    const NOTHING: ClaimResult = ClaimResult { wanted: 10, got: 0, limited: false, contended: false, partial: false };
 
     /// How long the worker waits after a claim with this result.
     fn wait_after(next: &mut NextClaim, result: ClaimResult) -> Duration {
@@ -122,6 +124,8 @@ mod tests {
         assert_eq!(wait_after(&mut next, ClaimResult { got: 9, ..NOTHING }), POLL);
         assert!(!next.is_backlog());
         assert_eq!(wait_after(&mut next, ClaimResult { got: 1, limited: true, ..NOTHING }), Duration::ZERO);
+        assert_eq!(wait_after(&mut next, ClaimResult { partial: true, ..NOTHING }), Duration::ZERO);
+        assert!(!next.is_backlog());
     }
 
     #[test]

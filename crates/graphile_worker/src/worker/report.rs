@@ -45,6 +45,12 @@ impl Report {
         self.ended.is_empty() && self.free_queues.is_empty()
     }
 
+    /// Whether all its jobs are completed and have no queue.
+    pub(crate) fn is_simple(&self) -> bool {
+        let is_simple = |ended: &Ended| ended.settlement == Settlement::Complete && ended.job.job_queue_id.is_none();
+        self.free_queues.is_empty() && self.ended.iter().all(is_simple)
+    }
+
     #[cfg(test)]
     pub(crate) fn ids(&self) -> impl Iterator<Item = i64> {
         self.ended.iter().map(|ended| ended.job.id)
@@ -74,6 +80,9 @@ pub(crate) struct Answer {
     /// Whether due jobs were left because others had locked them, or because their payloads were too large for one
     /// claim.
     pub(crate) contended: bool,
+    /// Whether the claim has not looked at all due jobs, although it got fewer than it wanted: those with a queue, or those
+    /// in front of the place where it started. The next claim does.
+    pub(crate) is_partial: bool,
     /// The time of the claim.
     pub(crate) clock: Option<DateTime<Utc>>,
     pub(crate) took: Duration,

@@ -11,7 +11,7 @@ use super::execute::{Outcome, execute};
 use super::inflight::{Inflight, Running};
 use super::listener::Listener;
 use super::maintenance::Maintenance;
-use super::report::{ClaimRequest, Lane, Report};
+use super::report::{Answer, ClaimRequest, Lane, Report};
 use super::second_lane::SecondLane;
 use super::settings::Settings;
 use super::settle::Settlement;
@@ -252,7 +252,8 @@ impl<'w> RunLoop<'w> {
 
     /// Takes in the claimed jobs, emits the hooks of the recorded ones, and plans the next claim.
     async fn receive(&mut self, report: Report, request: ClaimRequest, reply: Reply) -> Result<Next, Error> {
-        let (claimed, contended, clock) = (reply.answer.jobs.len(), reply.answer.contended, reply.answer.clock);
+        let Answer { contended, is_partial, clock, .. } = reply.answer;
+        let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
         let recorded = self.take_in(report, reply);
         if claimed > 0 {
@@ -264,6 +265,9 @@ impl<'w> RunLoop<'w> {
         if self.leave_at.is_some() {
             // Jobs that arrived after the worker was asked to stop.
             self.inflight.close();
+            return Ok(Next::Continue);
+        }
+        if is_partial {
             return Ok(Next::Continue);
         }
         if claimed == 0 && request.jobs > 0 {

@@ -1,0 +1,217 @@
+-- The exchange of most workers most of the time: reports completed jobs without a queue and claims jobs without a queue, in
+-- one statement. `exchange.sql` can do everything, and has the explanations of what both do. This one has a third of its
+-- plan, which matters when an exchange carries few jobs (see bench/RESULTS.md).
+--
+-- Used if all reported jobs are completed and have no queue, no task has a limit, and the last exchange found no due job
+-- with a queue.
+--
+-- Several claims at a time do not meet: each takes the first free turn, and the one with turn n begins n claims behind the
+-- first job. So several workers share the jobs of one priority not strictly in their order. A claim that meets the rows
+-- of another one would ask the lock manager twice about each (bench/RESULTS.md, "Fleets").
+--
+--  $1 worker   $2 $3 completed jobs: ids, locked_at   $4 ids of the tasks it runs   $5 how many jobs it wants
+--  $6 $7 $8 where the claim starts: priority, run_at and id of a job, all null for the head (`claim_start.rs`)
+--  $9 how many bytes of payloads it may take, about   $10 what time it is, or null for the database's
+--  $11 how many seconds old its heartbeat may be, null if it has none
+--  $12 $13 $14 forbidden, accepted and allowed flags, or null
+--
+-- Returns the claimed jobs and one last row without an id, like `exchange.sql`. That row also says whether there are due
+-- jobs with a queue (`queued_wait`), and where the first job without a queue was (`first_…`).
+with recursive clock as (
+  select coalesce($10::timestamptz, now()) as now
+), done as materialized (
+  select jobs.id, jobs.ctid as place
+  from unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
+  join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
+  where case when jobs.locked_by = $1 then
+    jobs.locked_at = outcome.locked_at
+    or case when isfinite(jobs.locked_at) then
+      extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+    end
+  end
+  for update of jobs skip locked
+), finished as (
+  delete from :"schema"._private_jobs as jobs
+  where jobs.ctid = any (array(select place from done))
+  returning jobs.id
+), short as (
+  select (select count(*) from done) < pg_catalog.cardinality($2) as is_short
+), blocked as (
+  select outcome.id
+  from unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
+  join :"schema"._private_jobs as jobs on jobs.id = any (array[outcome.id])
+  where (select is_short from short)
+    and outcome.id not in (select id from done)
+    and case when jobs.locked_by = $1 then
+      jobs.locked_at = outcome.locked_at
+      or case when isfinite(jobs.locked_at) then
+        extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+      end
+    end
+),
+-- The first job of each priority, from the start of the claim on: one index probe each.
+first_jobs as (
+  (
+    select priority, run_at, id, tableoid::bigint as jobs_table from :"schema"._private_jobs
+    where is_available = true and job_queue_id is null and $5 > 0
+      and (priority, run_at, id) >= (
+        coalesce($6::smallint, '-32768'::smallint),
+        coalesce($7::timestamptz, '-infinity'::timestamptz),
+        coalesce($8::bigint, '-9223372036854775808'::bigint)
+      )
+    order by priority, run_at, id limit 1
+  )
+  union all
+  select next.priority, next.run_at, next.id, null
+  from first_jobs as known, lateral (
+    select jobs.priority, jobs.run_at, jobs.id from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id is null and jobs.priority > known.priority
+    order by jobs.priority, jobs.run_at, jobs.id limit 1
+  ) as next
+), turn as materialized (
+  select turns.n
+  from first_jobs as first, clock, generate_series(0, 15) as turns (n)
+  where first.jobs_table is not null
+    and first.run_at <= clock.now
+    and pg_try_advisory_xact_lock(first.jobs_table * 65536 + turns.n)
+  limit 1
+), begins as (
+  select first.priority, coalesce(later.run_at, first.run_at) as run_at, coalesce(later.id, first.id) as id
+  from first_jobs as first
+  left join lateral (
+    select jobs.run_at, jobs.id from :"schema"._private_jobs as jobs, clock
+    where (select n from turn) > 0
+      and first.jobs_table is not null
+      and jobs.is_available = true
+      and jobs.job_queue_id is null
+      and jobs.priority = first.priority
+      and (jobs.run_at, jobs.id) >= (first.run_at, first.id)
+      and jobs.run_at <= clock.now
+    order by jobs.run_at, jobs.id
+    offset (select n from turn) * $5 limit 1
+  ) as later on true
+), candidates as (
+  select due.*
+  from begins, clock, lateral (
+    select
+      jobs.priority, jobs.run_at, jobs.id,
+      case
+        when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+        else pg_catalog.pg_column_size(jobs.payload)
+      end as size
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and jobs.job_queue_id is null
+      and jobs.priority = begins.priority
+      and (jobs.run_at, jobs.id) >= (begins.run_at, begins.id)
+      and jobs.run_at <= clock.now
+      and jobs.task_id = any ($4::int[])
+      and ($12::text[] is null or (jobs.flags ?| $12) is not true)
+      and case when $13::text[] is not null then jobs.flags ?| $13 else true end
+      and case when $14::jsonb is not null then (jobs.flags <@ $14) is not false else true end
+    order by jobs.run_at, jobs.id
+    limit $5
+    for update skip locked
+  ) as due
+  limit $5
+), sized as (
+  select *, sum(size) over (order by priority, run_at, id rows unbounded preceding) as stored
+  from candidates order by priority, run_at, id limit $5
+), ranked as (
+  select
+    id,
+    stored - size < $9::int and coalesce(
+      sum(case
+        when size < 1900 or stored < $9 / 100 or stored - size >= $9 then size
+        else (
+          select octet_length(jobs.payload::text) from :"schema"._private_jobs as jobs where jobs.id = any (array[sized.id])
+        )
+      end) over (order by priority, run_at, id rows between unbounded preceding and 1 preceding),
+      0
+    ) < $9 as fits
+  from sized
+), alive as (
+  select workers.worker_id from :"schema"._rs_workers as workers
+  where workers.worker_id = $1 and workers.last_heartbeat_at > now() - make_interval(secs => $11::float8)
+  for key share skip locked
+), chosen as (
+  select id from ranked
+  where fits and ($11 is null or exists (select from alive where ranked.id is not null))
+), claimed as (
+  update :"schema"._private_jobs as jobs
+  set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
+  where jobs.id = any (array(select id from chosen))
+  returning
+    id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
+    created_at, updated_at, key, locked_at, revision, flags
+),
+queued_priorities as (
+  (
+    select priority from :"schema"._private_jobs
+    where is_available = true and job_queue_id >= '-2147483648' and $5 > 0
+    order by priority, run_at, id limit 1
+  )
+  union all
+  select (
+    select jobs.priority from :"schema"._private_jobs as jobs
+    where jobs.is_available = true and jobs.job_queue_id >= '-2147483648' and jobs.priority > known.priority
+    order by jobs.priority, jobs.run_at, jobs.id limit 1
+  )
+  from queued_priorities as known where known.priority is not null
+)
+select
+  claimed.*, null::timestamptz as clock, null::bigint[] as blocked_jobs, null::int[] as blocked_queues,
+  null::boolean as contended, null::bigint[] as rejected_jobs, null::boolean as queued_wait, null::smallint as first_priority,
+  null::timestamptz as first_run_at, null::bigint as first_id
+from claimed
+union all
+select
+  null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+  clock.now,
+  array(
+    select id from blocked
+    union all
+    select id from done
+    where (select count(*) from finished) < (select count(*) from done) and id not in (select id from finished)
+  ),
+  '{}'::int[],
+  $5 > 0 and (select count(*) from chosen) < $5 and (
+    exists (select from ranked where ranked.id not in (select id from chosen))
+    or exists (
+      select from first_jobs as first, lateral (
+        select jobs.id, jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
+        where jobs.is_available = true
+          and jobs.job_queue_id is null
+          and jobs.priority = first.priority
+          and (jobs.run_at, jobs.id) >= (first.run_at, first.id)
+          and jobs.run_at <= clock.now
+        order by jobs.run_at, jobs.id
+        limit 100 + $5
+      ) as due
+      where due.task_id = any ($4::int[])
+        and ($12::text[] is null or (due.flags ?| $12) is not true)
+        and case when $13::text[] is not null then due.flags ?| $13 else true end
+        and case when $14::jsonb is not null then (due.flags <@ $14) is not false else true end
+        and due.id not in (select id from chosen)
+    )
+  ),
+  array(
+    select reported.id from pg_catalog.unnest($2::bigint[]) as reported (id)
+    where (select is_short from short)
+      and reported.id not in (select id from done)
+      and reported.id not in (select id from blocked)
+  ),
+  exists (
+    select from queued_priorities as known, lateral (
+      select from :"schema"._private_jobs as jobs
+      where jobs.is_available = true
+        and jobs.job_queue_id >= '-2147483648'
+        and jobs.priority = known.priority
+        and jobs.run_at <= clock.now
+      order by jobs.run_at, jobs.id
+      limit 1
+    ) as due
+  ),
+  first.priority, first.run_at, first.id
+from clock
+left join first_jobs as first on first.jobs_table is not null;
