@@ -127,7 +127,7 @@ impl Db {
         self.node_worker(&[package, self.database.url(), "graphile_worker"]).await;
     }
 
-    /// The same with a crontab, until so many jobs have run.
+    /// The same with a crontab, until this many jobs have run.
     pub async fn node_works_until(&self, package: &str, jobs: u32, crontab: &str) {
         self.node_worker(&[package, self.database.url(), "graphile_worker", &jobs.to_string(), crontab]).await;
     }
@@ -189,7 +189,7 @@ impl Db {
     }
 }
 
-/// A worker of Node's that keeps the time which it is told.
+/// A worker of Node's whose clock the test sets.
 #[derive(Debug)]
 pub struct NodeCron {
     child: Child,

@@ -172,7 +172,7 @@ async fn node_finds_nothing_to_do_on_our_schema_and_leaves_our_functions_alone()
 }
 
 #[tokio::test]
-async fn what_node_replaces_when_it_completes_the_ledger_is_put_back() {
+async fn functions_that_node_replaces_when_it_completes_the_ledger_are_restored() {
     let db = Db::ours().await;
     let ours = db.value(CATALOG).await;
     // As if we had taken over a database of level 19 and Node's 20 came after us.

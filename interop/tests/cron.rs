@@ -1,5 +1,5 @@
 //! Workers of both kinds with one crontab: each tick is added once among them all, and what was missed is made up for
-//! once, whoever comes back first. Time is simulated on both sides.
+//! once, whichever starts first. Time is simulated on both sides.
 
 #![allow(missing_docs)]
 
@@ -63,7 +63,7 @@ impl Ours {
             .with_cron(crontab)
             .expect("a crontab")
             .on(CronTick, move |tick| {
-                // Nobody listens any more when the test is over.
+                // The receiver is gone when the test is over.
                 let _ = sender.send(tick.at);
                 async {}
             })
@@ -183,7 +183,7 @@ impl Expected {
         Value::Object(known.collect())
     }
 
-    /// Nothing is missing from the database, and nothing else is there, whoever has added it.
+    /// Nothing is missing from the database, and nothing else is there, whichever kind of worker has added it.
     async fn is_there(&self, db: &Db, when: &str) {
         let there = db
             .value(
@@ -274,11 +274,11 @@ async fn a_mixed_fleet_adds_each_tick_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_both_kinds_have_missed_is_made_up_for_once_by_whoever_comes_back() {
+async fn runs_that_both_kinds_of_workers_missed_are_added_once() {
     for package in CURRENT {
         let db = Db::ours().await;
         let mut expected = Expected::since(time(BEGIN), CRONTAB);
-        // Each is alone, and nobody is there for about a day between them. Some start in a minute in which much is due.
+        // Each runs alone, with about a day between them. Some start in a minute in which much is due.
         let absences = [
             ("ours", BEGIN, "2026-02-28T04:00:00Z"),
             ("node", "2026-03-01T04:30:00Z", "2026-03-01T06:20:10Z"),

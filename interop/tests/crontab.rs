@@ -83,7 +83,7 @@ fn assert_same(ours: &Crontab, node: &Value, text: &str) {
     let mode = match options.job_key_mode {
         Some(CrontabJobKeyMode::PreserveRunAt) => Some("preserve_run_at"),
         Some(CrontabJobKeyMode::Replace) => Some("replace"),
-        // Node fills the default in, we leave it to whoever adds the job.
+        // Node fills in the default; ours leaves that to the statement that adds the job.
         None => options.job_key.as_ref().map(|_| "replace"),
     };
     for (name, value) in [
@@ -179,7 +179,7 @@ impl Lot {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
     }
 
-    /// Once in so many times.
+    /// True once in `times`.
     fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -251,7 +251,7 @@ impl Lot {
         [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)].map(|(min, max)| self.field(min, max, usize::MAX)).join(" ")
     }
 
-    /// Wrong once in so many times.
+    /// Wrong once in `wrong`.
     fn field(&mut self, min: usize, max: usize, wrong: usize) -> String {
         if wrong < usize::MAX && self.once_in(wrong) {
             let wrongs = [

@@ -81,7 +81,7 @@ async fn each_job_runs_once_and_each_queue_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn jobs_that_failed_under_one_are_tried_again_by_the_other() {
+async fn jobs_that_failed_in_one_worker_are_retried_by_the_other() {
     let db = Db::ours().await;
     db.run("select graphile_worker.add_job('fail', queue_name := 'q')").await;
     db.node_works("graphile-worker").await;

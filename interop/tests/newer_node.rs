@@ -91,7 +91,7 @@ async fn an_edited_library_takes_effect_when_the_task_that_imports_it_is_saved()
     };
     all_say("at first", "old").await;
 
-    // Nobody looks at the libraries: when a later edit in the folder of tasks is noticed, they are what they were.
+    // Libraries are not watched: when a later edit in the folder of tasks is noticed, they are what they were.
     project.write_libraries("new");
     project.write("tasks/other.mjs", "export default () => 1;");
     changed("other").await;

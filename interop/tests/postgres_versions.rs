@@ -7,7 +7,7 @@ use graphile_worker_interop::modules;
 use sqlx::PgPool;
 
 #[tokio::test]
-async fn a_server_older_than_the_lowest_version_is_refused_with_a_sentence() {
+async fn a_server_older_than_the_lowest_version_is_rejected_with_an_explanation() {
     let programs = modules().join("postgres-11/native/bin");
     if !programs.exists() {
         println!("there is no PostgreSQL 11 from npm for this platform: nothing to test");

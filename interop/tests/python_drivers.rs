@@ -24,7 +24,7 @@ fn start_with(db: &Db, arguments: &[&str], modules: &Path) -> AtWork {
     OURS.start_with(db, &project("python"), arguments, &environment)
 }
 
-/// Adds a job for each of the two files, of which nobody tries again what failed.
+/// Adds a job for each of the two files, without retries.
 async fn add(db: &Db, payload: &Value) {
     let sql = format!(
         "select graphile_worker.add_job(task, $payload${payload}$payload$, queue_name := task, max_attempts := 1)"
@@ -57,7 +57,7 @@ async fn run(payloads: &[Value]) -> (Db, [Value; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_query_takes_parameters_and_gives_rows_by_their_names() {
+async fn a_query_takes_parameters_and_returns_rows_by_column_name() {
     let (db, [plain, awaits]) = run(&[json!({"do": "parameters"})]).await;
     assert_eq!((errors(&db, "plain").await, errors(&db, "awaits").await), (json!([]), json!([])));
     let row = |n: i32| json!({"n": n, "text": "it's", "percent": "100%"});
@@ -66,7 +66,7 @@ async fn a_query_takes_parameters_and_gives_rows_by_their_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_are_what_the_drivers_make_of_them() {
+async fn values_have_the_types_of_the_drivers() {
     let sql = r#"select '{"a": 1.10}'::json as json, array[1, null, 3] as list, 1.10 as number, null as nothing,
                         '2024-02-03 04:05:06.789+00'::timestamptz as time, '2024-02-03'::date as day, true as yes"#;
     let (db, [plain, awaits]) = run(&[json!({"do": "types", "sql": sql})]).await;
@@ -101,7 +101,7 @@ async fn a_transaction_that_fails_or_is_left_open_leaves_nothing_and_the_next_jo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_database_refuses_is_the_error_of_the_job_and_of_no_other() {
+async fn an_error_of_the_database_fails_only_its_own_job() {
     let (db, both) = run(&[json!({"do": "is_wrong"}), json!({"do": "who"})]).await;
     for (task, noted) in ["plain", "awaits"].iter().zip(both) {
         assert_eq!(noted.as_array().map(Vec::len), Some(1), "{task}");
@@ -137,7 +137,7 @@ async fn a_connection_that_was_closed_costs_at_most_the_job_that_uses_it() {
     add(&db, &json!({"do": "who"})).await;
     until_noted(&db, 1).await;
 
-    // Nobody used it when it was closed: nobody notices.
+    // It was idle when it was closed: no job notices.
     db.run("select pg_terminate_backend(value::int, 60000) from noted").await;
     add(&db, &json!({"do": "who"})).await;
     until_noted(&db, 2).await;
@@ -158,7 +158,7 @@ async fn a_connection_that_was_closed_costs_at_most_the_job_that_uses_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_share_as_many_connections_as_they_may_have() {
+async fn tasks_share_the_maximum_number_of_connections() {
     let db = database().await;
     let jobs = "select graphile_worker.add_job(task, '{\"do\": \"who\", \"seconds\": 0.1}')";
     db.run(&format!("{jobs} from unnest(array['plain', 'awaits']) as task, generate_series(1, 8)")).await;
@@ -195,7 +195,7 @@ impl Drop for WithoutAsyncpg {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn psycopg_stands_in_where_there_is_no_asyncpg() {
+async fn psycopg_is_used_if_asyncpg_is_not_installed() {
     let db = database().await;
     let jobs = "select graphile_worker.add_job('without_asyncpg', max_attempts := 1, queue_name := 'one by one',
                   payload := json_build_object('n', n, 'leaves_open', n = 1, 'fails', n = 2))";

@@ -1,4 +1,4 @@
-//! Recovery beside Node: its workers register nowhere, and nobody takes their jobs from them.
+//! Recovery beside Node: its workers do not register, and no sweep releases their jobs.
 
 #![allow(missing_docs)]
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_node_runs_stays_its_own_through_every_sweep() {
+async fn no_sweep_releases_a_job_that_a_node_worker_runs() {
     for package in ["graphile-worker", "graphile-worker-0.17"] {
         let db = Arc::new(Db::ours().await);
         db.run(

@@ -82,7 +82,7 @@ async fn every_job_of_an_older_release_is_kept_and_runs_under_nodes_newest() {
         assert_eq!((migration.from, migration.level), (Some(level), 20), "{package}");
         assert_eq!(jobs(&db, 20).await, before, "{package}");
         let next = db.value("select id from graphile_worker.add_job('note', '{\"n\": 11}')").await;
-        assert!(next.as_i64().expect("an id") > last_id, "{package}: ids go on");
+        assert!(next.as_i64().expect("an id") > last_id, "{package}: ids continue");
 
         db.node_works("graphile-worker").await;
         let ran = db.value("select json_agg(payload -> 'n' order by (payload ->> 'n')::int) from ran").await;
@@ -93,7 +93,7 @@ async fn every_job_of_an_older_release_is_kept_and_runs_under_nodes_newest() {
 }
 
 #[tokio::test]
-async fn an_older_layout_with_a_running_job_is_refused_until_it_is_done() {
+async fn an_older_layout_with_a_running_job_is_rejected_until_the_job_has_ended() {
     for (package, level) in [("graphile-worker-0.13", 10), ("graphile-worker-0.14", 14), ("graphile-worker-0.15", 14)] {
         let db = Db::nodes(package).await;
         fill(&db, level).await;
@@ -110,7 +110,7 @@ async fn an_older_layout_with_a_running_job_is_refused_until_it_is_done() {
 }
 
 #[tokio::test]
-async fn a_running_job_of_the_current_layout_goes_on_while_we_take_over() {
+async fn a_running_job_of_the_current_layout_continues_during_the_migration() {
     for (package, level) in RELEASES.into_iter().filter(|(_, level)| *level >= 15) {
         let db = Db::nodes(package).await;
         fill(&db, level).await;

@@ -83,7 +83,7 @@ impl Run {
         &self.noted[task]
     }
 
-    /// Payloads of the jobs that failed, with the first line of why: ours go on to say where.
+    /// Payloads of the jobs that failed, with the first line of why: ours also say where.
     fn failures(&self, task: &str) -> Vec<(Value, String)> {
         let jobs = self.left[task].as_array().cloned().unwrap_or_default();
         let failed = jobs.into_iter().filter(|job| job[3] == 1 && job[8].is_null());
@@ -91,7 +91,7 @@ impl Run {
         failed.map(|job| (job[0].clone(), first_line(&job[9]))).collect()
     }
 
-    /// Names of tasks that nobody was there for.
+    /// Names of tasks that no worker had.
     fn not_run(&self) -> BTreeSet<&str> {
         let left = self.left.as_object().expect("an object");
         left.iter().filter(|(_, jobs)| jobs[0][3] == 0).map(|(task, _)| &**task).collect()
@@ -164,7 +164,7 @@ async fn a_task_adds_the_same_jobs_and_gets_the_same_answer() {
 
 /// The message and the code are the database's. Only of a number that is none of its own ours says so itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_added_is_refused_with_the_same_code() {
+async fn invalid_jobs_are_rejected_with_the_same_code() {
     let [ours, node, older] = runs().await;
     let refusals = |run: &Run| -> Vec<Value> {
         let all = run.noted("adds_wrongly").as_array().cloned().expect("a list");
@@ -188,16 +188,16 @@ async fn payloads_arrive_the_same() {
 
 /// What is thrown and no error: Node's worker does not keep it, ours says what it was.
 const THROWN_AND_NO_ERROR: [(&str, &str); 6] = [
-    ("undefined", "a value that is no error was thrown: undefined"),
-    ("null", "a value that is no error was thrown: null"),
+    ("undefined", "the task threw a value that is not an error: undefined"),
+    ("null", "the task threw a value that is not an error: null"),
     ("text", "only text"),
-    ("empty text", "a value that is no error was thrown: ''"),
-    ("number", "a value that is no error was thrown: 7"),
-    ("object without a message", "a value that is no error was thrown: { code: 1 }"),
+    ("empty text", "the task threw a value that is not an error: ''"),
+    ("number", "the task threw a value that is not an error: 7"),
+    ("object without a message", "the task threw a value that is not an error: { code: 1 }"),
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_fails_and_is_done_for_the_same_reasons() {
+async fn jobs_fail_and_complete_for_the_same_reasons() {
     let [ours, node, older] = runs().await;
     let expected: Vec<(Value, String)> = node
         .failures("throws")
@@ -228,7 +228,7 @@ async fn a_job_fails_and_is_done_for_the_same_reasons() {
 
 /// The same items remain. Node's worker lists all errors, ours counts them and tells the first.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_batch_the_same_items_remain() {
+async fn the_same_items_of_a_batch_are_retried() {
     let [ours, node, older] = runs().await;
     let remain = |run: &Run| run.failures("batch").into_iter().map(|(payload, _)| payload).collect::<Vec<_>>();
     assert_eq!(remain(ours), remain(node));
@@ -295,7 +295,7 @@ async fn what_tasks_log_has_its_level_and_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_have_as_many_connections_as_the_command_line_says() {
+async fn tasks_have_as_many_connections_as_the_option_allows() {
     for command_line in [CommandLine::Ours(env!("CARGO_BIN_EXE_ours")), CommandLine::Nodes("graphile-worker")] {
         let db = Db::ours().await;
         db.run(r#"select graphile_worker.add_job('connects', '{"times": 12}')"#).await;

@@ -38,7 +38,7 @@ async fn noted(db: &Db) -> Value {
     db.value("select json_agg(noted order by task, value) from noted").await
 }
 
-/// What is left. Of errors the first line, for ours go on to say where; but for a batch, which each worker words in its own
+/// What is left. Of errors the first line, because ours also say where; but for a batch, which each worker words in its own
 /// way, and for what is thrown and no error, of which Node's does not keep the text.
 async fn left(db: &Db) -> Value {
     db.value(
@@ -54,7 +54,7 @@ async fn left(db: &Db) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_command_lines_make_the_same_of_a_folder() {
+async fn both_command_lines_run_a_folder_with_the_same_result() {
     let after = async |command_line: CommandLine| {
         let db = database(JOBS).await;
         let ended = command_line.runs_once(&db, &project("realistic")).await;
@@ -97,7 +97,7 @@ async fn with_hanging_jobs(command_line: CommandLine, jobs: &str) -> (Db, AtWork
 /// of them Node's worker does not wait to have written before it ends itself, so that a job may stay locked that is done or
 /// has failed. In ours, as the specification has it, they are completed first.
 #[tokio::test(flavor = "multi_thread")]
-async fn others_go_on_beside_tasks_that_hang_and_those_are_told_when_the_worker_stops() {
+async fn tasks_that_hang_delay_no_others_and_are_aborted_when_the_worker_stops() {
     const HANGING: &str = r#"
       select graphile_worker.add_job('hangs', '{"then": "returns"}');
       select graphile_worker.add_job('hangs', '{"then": "throws"}');
@@ -122,9 +122,9 @@ async fn others_go_on_beside_tasks_that_hang_and_those_are_told_when_the_worker_
     assert_eq!((ours.0.status.code(), node.0.status.signal()), (Some(0), Some(15)), "{:?} {:?}", ours.0, node.0);
 }
 
-/// Somebody insists. Node's worker takes that for a failure of the job; ours hands it back as if it had not begun.
+/// The second signal. Node's worker takes that for a failure of the job; ours releases it as if it had not started.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_hangs_on_is_left_at_the_second_signal() {
+async fn a_task_that_still_hangs_is_abandoned_at_the_second_signal() {
     let after = async |command_line: CommandLine| {
         let (db, worker) =
             with_hanging_jobs(command_line, r#"select graphile_worker.add_job('hangs', '{"then": "stays"}')"#).await;
@@ -158,7 +158,7 @@ async fn a_task_that_hangs_on_is_left_at_the_second_signal() {
     assert_eq!((ours.0.status.code(), node.0.status.signal()), (Some(128 + 15), Some(15)), "{:?} {:?}", ours.0, node.0);
 }
 
-/// Runs what there is as often as it takes: what whoever died holds is freed, and what waits for its next attempt is due.
+/// Runs what there is as often as it takes: jobs of dead workers are unlocked, and what waits for its next attempt is due.
 async fn drain(command_line: CommandLine, db: &Db) -> Vec<(Ended, Value)> {
     let mut rounds = Vec::new();
     while db.value("select count(*) from graphile_worker.jobs").await != json!(0) {
@@ -175,7 +175,7 @@ async fn drain(command_line: CommandLine, db: &Db) -> Vec<(Ended, Value)> {
     rounds
 }
 
-/// Node's worker dies with the task, and somebody has to start it again and to free its job, which does not say why. Under
+/// Node's worker dies with the task, and an operator has to start it again and to unlock its job, which has no error. Under
 /// ours only the host dies: the job has failed with a sentence, and all others are done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_ends_its_process_ends_nodes_worker_and_not_ours() {

@@ -55,7 +55,7 @@ pub enum Action {
     RetryBlocked(usize),
     /// A worker's heartbeat arrives in the database.
     Heartbeat(usize),
-    /// The answer to the heartbeat arrives. A worker that was declared dead finds out, and goes on under a new id.
+    /// The answer to the heartbeat arrives. A worker that was declared dead finds out, and continues under a new id.
     HeartbeatAnswered(usize),
     /// A worker moves the lock of a job that runs for hours.
     RefreshLock(usize, u8),
@@ -89,9 +89,9 @@ pub enum Action {
     GetRowLock,
     /// It ends.
     UnlockRows,
-    /// A transaction that adds a job goes on.
+    /// The next step of a transaction that adds a job.
     Add(usize),
-    /// A cleanup of unused names goes on.
+    /// The next step of a cleanup of unused names.
     CleanUp,
 }
 

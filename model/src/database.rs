@@ -15,7 +15,7 @@ pub(crate) type Claim = u8;
 /// Events in a payload, one bit each.
 pub(crate) type Events = u8;
 
-/// The id under which a worker locks jobs. One that was declared dead goes on under another.
+/// The id under which a worker locks jobs. A worker that was declared dead continues under another id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkerId {
     pub(crate) worker: u8,

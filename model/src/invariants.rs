@@ -19,8 +19,8 @@ pub const LOCKED_IS_KNOWN: &str = "a row locked by a live worker is known to it,
 pub const QUEUE_LOCKED_WITH_JOB: &str = "while a job of a queue is locked, its holder has locked the queue";
 /// A live worker that has locked a queue knows that it must free it, or will ask.
 pub const LOCKED_QUEUE_IS_KNOWN: &str = "a queue locked by a live worker is known to it, or it will ask";
-/// No report gives back (releases, retries) a job of a queue that it frees.
-pub const NO_RELEASE_WITH_FREE: &str = "no report gives back a job of a queue that it frees";
+/// No report unlocks (releases, retries) a job of a queue that it frees.
+pub const NO_RELEASE_WITH_FREE: &str = "no report unlocks a job of a queue that it frees";
 /// Every event of a keyed add has begun, can still run, or was removed.
 pub const NO_EVENT_LOST: &str = "every event of a keyed add has begun, can still run, or was removed";
 /// A job that never began has the attempts that it had before its claim.

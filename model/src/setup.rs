@@ -194,7 +194,7 @@ impl Setup {
         Setup { slots: 2, ..Setup::new(1, 1, &[PLAIN, PLAIN], limits) }
     }
 
-    /// Two workers go on after a failover.
+    /// Two workers continue after a failover.
     pub fn failover_of_two_workers() -> Setup {
         let limits = Limits { failovers: 1, releases: 1, ..Limits::default() };
         Setup::new(2, 1, &[QUEUED, QUEUED], limits)

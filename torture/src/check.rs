@@ -789,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_that_began_just_before_the_overlap_is_no_excuse() {
+    fn an_outage_that_began_just_before_the_overlap_does_not_excuse_it() {
         let mut evidence = two_at_once();
         evidence.cut_off.insert(1, vec![Span { from: 14 * S, to: 19 * S }]);
         assert_eq!(violations(&evidence, "2a").len(), 1);
@@ -906,7 +906,7 @@ mod tests {
         evidence.cron = Some(Cron { start, started: 0, first: time(0), last: time(4) });
         assert_eq!(violations(&evidence, "5").len(), 1, "minute 3 is missing");
         evidence.processes[0].ended = Some((16 * S, Ending::Killed));
-        assert_eq!(violations(&evidence, "5").len(), 0, "nobody was there who would have stayed");
+        assert_eq!(violations(&evidence, "5").len(), 0, "no worker was there for the whole time");
         evidence.processes[0].lines.extend([tick(4, 3), tick(5, 2)]);
         assert_eq!(violations(&evidence, "5").len(), 1, "minute 2 is there twice");
     }

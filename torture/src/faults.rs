@@ -341,7 +341,7 @@ impl Faults {
         let from = now();
         let slot = self.fleet.random_slot(random);
         self.fleet.reset(slot);
-        // Whoever takes the place of a closed connection: the worker, or we.
+        // The worker or the fault takes the place of each closed connection.
         let end = tokio::time::Instant::now() + milliseconds(random, 500..3000);
         while tokio::time::Instant::now() < end {
             match self.driver.connect().await {

@@ -15,7 +15,7 @@
 //! alive. So a killed owner leaves nothing running, and consecutive test processes reuse the running server.
 
 use crate::Error;
-use crate::error::Doing;
+use crate::error::Context;
 use crate::programs::{Programs, ServerUser, current_user_id};
 use sqlx::postgres::PgConnectOptions;
 use std::fs::{self, File, Permissions};
@@ -99,7 +99,7 @@ impl ClusterOptions {
             Some(port) => port,
             None => folder.start_server(&self)?,
         };
-        let password = fs::read_to_string(folder.path.join("password")).doing(|| "read the password".to_owned())?;
+        let password = fs::read_to_string(folder.path.join("password")).context(|| "read the password".to_owned())?;
         Ok(Cluster { port, password, registration: Arc::new(registration), folder })
     }
 
@@ -238,9 +238,9 @@ pub(crate) struct Folder {
 
 impl Folder {
     fn prepare(path: &Path, server_user: ServerUser, programs: Programs) -> Result<Folder, Error> {
-        fs::create_dir_all(path).doing(|| format!("create {}", path.display()))?;
+        fs::create_dir_all(path).context(|| format!("create {}", path.display()))?;
         reject_foreign(path, &server_user)?;
-        let path = path.canonicalize().doing(|| format!("find {}", path.display()))?;
+        let path = path.canonicalize().context(|| format!("find {}", path.display()))?;
         // The path of a socket is limited to 104 bytes on macOS and 108 on Linux.
         let socket = if path.as_os_str().len() < 70 {
             path.join("server")
@@ -251,17 +251,17 @@ impl Folder {
         let for_all_to_enter = matches!(folder.server_user, ServerUser::Other { .. });
         set_mode(&folder.path, if for_all_to_enter { 0o711 } else { 0o700 })?;
         for private in [&folder.server(), &folder.socket] {
-            fs::create_dir_all(private).doing(|| format!("create {}", private.display()))?;
+            fs::create_dir_all(private).context(|| format!("create {}", private.display()))?;
             reject_foreign(private, &folder.server_user)?;
             set_mode(private, 0o700)?;
             if let ServerUser::Other { name, uid, gid } = &folder.server_user {
-                chown(private, Some(*uid), Some(*gid)).doing(|| format!("give {} to {name}", private.display()))?;
+                chown(private, Some(*uid), Some(*gid)).context(|| format!("give {} to {name}", private.display()))?;
             }
         }
         if let ServerUser::Other { name, uid, .. } = &folder.server_user {
             for ancestor in folder.path.ancestors() {
                 let metadata =
-                    fs::metadata(ancestor).doing(|| format!("read the metadata of {}", ancestor.display()))?;
+                    fs::metadata(ancestor).context(|| format!("read the metadata of {}", ancestor.display()))?;
                 if metadata.mode() & 0o001 == 0 && metadata.uid() != *uid {
                     return Err(Error::Unreachable { user: name.clone(), blocked: ancestor.to_owned() });
                 }
@@ -290,8 +290,8 @@ impl Folder {
     /// Waits until no other process starts, stops or installs anything here.
     pub(crate) fn lock(&self) -> Result<File, Error> {
         let path = self.path.join("lock");
-        let file = File::create(&path).doing(|| format!("create {}", path.display()))?;
-        file.lock().doing(|| format!("lock {}", path.display()))?;
+        let file = File::create(&path).context(|| format!("create {}", path.display()))?;
+        file.lock().context(|| format!("lock {}", path.display()))?;
         Ok(file)
     }
 
@@ -307,8 +307,8 @@ impl Folder {
         // Renamed first, so that a half-deleted folder is not mistaken for a cluster.
         let discarded = self.server().join("data.unfinished");
         let _ = fs::remove_dir_all(&discarded);
-        fs::rename(&data, &discarded).doing(|| format!("rename {}", data.display()))?;
-        fs::remove_dir_all(&discarded).doing(|| format!("remove {}", discarded.display()))
+        fs::rename(&data, &discarded).context(|| format!("rename {}", data.display()))?;
+        fs::remove_dir_all(&discarded).context(|| format!("remove {}", discarded.display()))
     }
 
     /// Runs initdb, unless the cluster exists. It works in a temporary folder that is renamed at the end, so
@@ -333,7 +333,7 @@ impl Folder {
         write_private(&self.path.join("password"), &password)?;
         write_private(&password_file, &password)?;
         if let ServerUser::Other { uid, gid, .. } = &self.server_user {
-            chown(&password_file, Some(*uid), Some(*gid)).doing(|| "give the password file to initdb".to_owned())?;
+            chown(&password_file, Some(*uid), Some(*gid)).context(|| "give the password file to initdb".to_owned())?;
         }
         let mut initdb = self.programs.command("initdb", &self.server_user);
         initdb
@@ -345,8 +345,8 @@ impl Folder {
             .args(["--username=postgres", "--auth-local=trust", "--auth-host=scram-sha-256"])
             .args(["--encoding=UTF8", "--no-locale", "--no-sync"]);
         run("initdb", initdb)?;
-        fs::remove_file(&password_file).doing(|| "remove initdb's password file".to_owned())?;
-        fs::rename(&unfinished, &data).doing(|| "rename the new cluster".to_owned())
+        fs::remove_file(&password_file).context(|| "remove initdb's password file".to_owned())?;
+        fs::rename(&unfinished, &data).context(|| "rename the new cluster".to_owned())
     }
 
     /// Registers as a user of the server, so that its watchdog keeps it running. If the watchdog has just
@@ -369,8 +369,8 @@ impl Folder {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        fs::create_dir_all(&users).doing(|| format!("create {}", users.display()))?;
-        let registration = Registration::new(&users).doing(|| format!("write to {}", users.display()))?;
+        fs::create_dir_all(&users).context(|| format!("create {}", users.display()))?;
+        let registration = Registration::new(&users).context(|| format!("write to {}", users.display()))?;
         if let Some(lock) = lock {
             self.start_watchdog(lock, options)?;
         }
@@ -380,7 +380,7 @@ impl Folder {
     /// A watchdog holds this lock, on its standard input, until it ends. `None` while one runs.
     fn lock_of_watchdog(&self) -> Result<Option<File>, Error> {
         let path = self.path.join("watchdog");
-        let file = File::create(&path).doing(|| format!("create {}", path.display()))?;
+        let file = File::create(&path).context(|| format!("create {}", path.display()))?;
         Ok(file.try_lock().is_ok().then_some(file))
     }
 
@@ -397,7 +397,7 @@ impl Folder {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .doing(|| "start the watchdog".to_owned())?;
+            .context(|| "start the watchdog".to_owned())?;
         reap(child);
         Ok(())
     }
@@ -440,7 +440,7 @@ impl Folder {
             };
             match self.try_start_server(port, options) {
                 Ok(()) => {
-                    fs::write(self.path.join("port"), port.to_string()).doing(|| "save the port".to_owned())?;
+                    fs::write(self.path.join("port"), port.to_string()).context(|| "save the port".to_owned())?;
                     return Ok(port);
                 }
                 Err(Error::Program { output, .. })
@@ -460,8 +460,8 @@ impl Folder {
         // The file of a killed server would look as if this one were ready.
         let _ = fs::remove_file(self.data().join("postmaster.pid"));
         let log_path = self.path.join("server.log");
-        let log = File::create(&log_path).doing(|| format!("create {}", log_path.display()))?;
-        let log_again = log.try_clone().doing(|| "share the log".to_owned())?;
+        let log = File::create(&log_path).context(|| format!("create {}", log_path.display()))?;
+        let log_again = log.try_clone().context(|| "share the log".to_owned())?;
         let mut server = self.programs.command("postgres", &self.server_user);
         server.arg("-D").arg(self.data()).arg("-p").arg(port.to_string()).arg("-k").arg(&self.socket);
         server.args(["-c", "listen_addresses=127.0.0.1"]);
@@ -475,7 +475,7 @@ impl Folder {
         }
         // In its own process group: Ctrl-C in a terminal is meant for us, not for the server.
         let mut child =
-            server.stdout(log).stderr(log_again).process_group(0).spawn().doing(|| "start postgres".to_owned())?;
+            server.stdout(log).stderr(log_again).process_group(0).spawn().context(|| "start postgres".to_owned())?;
 
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -483,7 +483,7 @@ impl Folder {
                 reap(child);
                 return Ok(());
             }
-            let exited = child.try_wait().doing(|| "watch postgres".to_owned())?.is_some();
+            let exited = child.try_wait().context(|| "watch postgres".to_owned())?.is_some();
             if exited || Instant::now() > deadline {
                 let _ = child.kill();
                 let output = last_lines(&fs::read(&log_path).unwrap_or_default());
@@ -508,7 +508,7 @@ impl Folder {
 
 /// Rejects a folder, or a link, that another user has put in this place: as root we would give it away.
 fn reject_foreign(folder: &Path, server_user: &ServerUser) -> Result<(), Error> {
-    let metadata = fs::symlink_metadata(folder).doing(|| format!("read the metadata of {}", folder.display()))?;
+    let metadata = fs::symlink_metadata(folder).context(|| format!("read the metadata of {}", folder.display()))?;
     let mut owners = vec![current_user_id()?];
     if let ServerUser::Other { uid, .. } = server_user {
         owners.push(*uid);
@@ -520,7 +520,8 @@ fn reject_foreign(folder: &Path, server_user: &ServerUser) -> Result<(), Error> 
 }
 
 fn set_mode(folder: &Path, mode: u32) -> Result<(), Error> {
-    fs::set_permissions(folder, Permissions::from_mode(mode)).doing(|| format!("close {} to others", folder.display()))
+    fs::set_permissions(folder, Permissions::from_mode(mode))
+        .context(|| format!("close {} to others", folder.display()))
 }
 
 /// FNV-1a: a short, well-distributed name for any text.
@@ -555,8 +556,9 @@ fn reap(mut child: Child) {
 }
 
 pub(crate) fn free_port() -> Result<u16, Error> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "find a free port on 127.0.0.1".to_owned())?;
-    Ok(listener.local_addr().doing(|| "find a free port on 127.0.0.1".to_owned())?.port())
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "find a free port on 127.0.0.1".to_owned())?;
+    Ok(listener.local_addr().context(|| "find a free port on 127.0.0.1".to_owned())?.port())
 }
 
 pub(crate) fn random_hex() -> Result<String, Error> {
@@ -564,7 +566,7 @@ pub(crate) fn random_hex() -> Result<String, Error> {
     let mut bytes = [0_u8; 16];
     File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut bytes))
-        .doing(|| "read /dev/urandom".to_owned())?;
+        .context(|| "read /dev/urandom".to_owned())?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -578,11 +580,11 @@ pub(crate) fn write_private(path: &Path, text: &str) -> Result<(), Error> {
         .mode(0o600)
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()))
-        .doing(|| format!("write {}", path.display()))
+        .context(|| format!("write {}", path.display()))
 }
 
 fn run(program: &'static str, mut command: Command) -> Result<(), Error> {
-    let output = command.output().doing(|| format!("run {program}"))?;
+    let output = command.output().context(|| format!("run {program}"))?;
     if output.status.success() {
         return Ok(());
     }

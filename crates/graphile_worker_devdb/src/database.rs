@@ -1,7 +1,7 @@
 //! Test databases: each test gets a copy of a template that is installed once.
 
 use crate::cluster::{Registration, random_hex, short_hash};
-use crate::error::Doing;
+use crate::error::Context;
 use crate::{Cluster, Error};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Once, mpsc};
 
-/// More templates than this are leftovers of earlier schema versions.
+/// How many templates to keep. Older ones belong to earlier schema versions.
 const TEMPLATES_KEPT: i64 = 12;
 
 /// A test database. Dropped with this value, unless the test panics: then its URL is printed, and it is kept
@@ -97,8 +97,9 @@ impl Cluster {
         let name = format!("test_{}_{number}_{}", std::process::id(), &random_hex()?[..8]);
         let source = format!("template_{}", short_hash(template));
         let maintenance = self.options("postgres");
-        let mut connection =
-            PgConnection::connect_with(&maintenance).await.doing(|| "connect to the private PostgreSQL".to_owned())?;
+        let mut connection = PgConnection::connect_with(&maintenance)
+            .await
+            .context(|| "connect to the private PostgreSQL".to_owned())?;
 
         if number == 0 {
             self.sweep(&mut connection).await?;
@@ -109,7 +110,7 @@ impl Cluster {
             self.install_template(&mut connection, template, &source, install).await?;
             copied = sqlx::query(AssertSqlSafe(copy)).execute(&mut connection).await;
         }
-        copied.doing(|| format!("copy the template database `{template}`"))?;
+        copied.context(|| format!("copy the template database `{template}`"))?;
         Ok(TestDatabase {
             url: self.url(&name),
             options: self.options(&name),
@@ -132,46 +133,48 @@ impl Cluster {
     {
         // One process installs while the others wait. An advisory lock, because a file lock would block the
         // runtime.
-        let doing = || format!("install the template database `{template}`");
+        let context = || format!("install the template database `{template}`");
         sqlx::query("select pg_advisory_lock(hashtext($1))")
             .bind(source)
             .execute(&mut *connection)
             .await
-            .doing(doing)?;
+            .context(context)?;
         let exists = sqlx::query_scalar::<_, bool>("select exists (select from pg_database where datname = $1)")
             .bind(source)
             .fetch_one(&mut *connection)
             .await
-            .doing(doing)?;
+            .context(context)?;
         if !exists {
-            drop_old_templates(connection).await.doing(doing)?;
+            drop_old_templates(connection).await.context(context)?;
             let unfinished = format!("{source}_unfinished");
-            drop_database(connection, &unfinished).await.doing(doing)?;
-            execute(connection, format!("create database {unfinished}")).await.doing(doing)?;
+            drop_database(connection, &unfinished).await.context(context)?;
+            execute(connection, format!("create database {unfinished}")).await.context(context)?;
             install(self.options(&unfinished))
                 .await
                 .map_err(|source| Error::Template { template: template.to_owned(), source })?;
             // Disallow connections: a template that is in use cannot be copied.
-            execute(connection, format!("alter database {unfinished} allow_connections false")).await.doing(doing)?;
-            terminate_connections(connection, &unfinished).await.doing(doing)?;
-            execute(connection, format!("alter database {unfinished} rename to {source}")).await.doing(doing)?;
+            execute(connection, format!("alter database {unfinished} allow_connections false"))
+                .await
+                .context(context)?;
+            terminate_connections(connection, &unfinished).await.context(context)?;
+            execute(connection, format!("alter database {unfinished} rename to {source}")).await.context(context)?;
         }
         sqlx::query("select pg_advisory_unlock(hashtext($1))")
             .bind(source)
             .execute(&mut *connection)
             .await
-            .doing(doing)?;
+            .context(context)?;
         Ok(())
     }
 
     /// Drops the databases of test processes that have ended.
     async fn sweep(&self, connection: &mut PgConnection) -> Result<(), Error> {
-        let doing = || "drop the databases of earlier tests".to_owned();
+        let context = || "drop the databases of earlier tests".to_owned();
         let names: Vec<String> =
             sqlx::query_scalar(r"select datname::text from pg_database where datname ~ '^test_\d+_\d+_[0-9a-f]+$'")
                 .fetch_all(&mut *connection)
                 .await
-                .doing(doing)?;
+                .context(context)?;
         let alive = self.folder.live_users();
         for name in names {
             let owner = name.split('_').nth(1).and_then(|pid| pid.parse().ok());

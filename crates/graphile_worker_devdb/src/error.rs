@@ -70,19 +70,19 @@ pub enum Error {
     },
 
     /// An I/O error.
-    #[error("could not {doing}")]
+    #[error("could not {context}")]
     Io {
         /// What failed, as in "start postgres".
-        doing: String,
+        context: String,
         /// The error.
         source: std::io::Error,
     },
 
     /// A database error.
-    #[error("could not {doing}")]
+    #[error("could not {context}")]
     Database {
         /// What failed, as in "copy a running server".
-        doing: String,
+        context: String,
         /// The error.
         source: sqlx::Error,
     },
@@ -98,18 +98,18 @@ pub enum Error {
 }
 
 /// Adds to an error what failed.
-pub(crate) trait Doing<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error>;
+pub(crate) trait Context<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Error>;
 }
 
-impl<T> Doing<T> for std::io::Result<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
-        self.map_err(|source| Error::Io { doing: what(), source })
+impl<T> Context<T> for std::io::Result<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::Io { context: what(), source })
     }
 }
 
-impl<T> Doing<T> for sqlx::Result<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Error> {
-        self.map_err(|source| Error::Database { doing: what(), source })
+impl<T> Context<T> for sqlx::Result<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|source| Error::Database { context: what(), source })
     }
 }

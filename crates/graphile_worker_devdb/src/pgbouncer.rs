@@ -2,7 +2,7 @@
 //! and the test's settings are configured; everything else is PgBouncer's default.
 
 use crate::cluster::{free_port, last_lines, random_hex, write_private};
-use crate::error::Doing;
+use crate::error::Context;
 use crate::programs::ServerUser;
 use crate::{Cluster, Error};
 use std::fs::File;
@@ -48,7 +48,7 @@ impl Cluster {
     fn try_pgbouncer(&self, program: &Path, settings: &[(&str, &str)]) -> Result<PgBouncer, Error> {
         let port = free_port()?;
         let folder = self.folder.server().join(format!("pgbouncer-{}", &random_hex()?[..12]));
-        std::fs::create_dir(&folder).doing(|| format!("create {}", folder.display()))?;
+        std::fs::create_dir(&folder).context(|| format!("create {}", folder.display()))?;
         let mut text = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
              unix_socket_dir =\nauth_file = {}\n",
@@ -64,7 +64,7 @@ impl Cluster {
         let server_user = self.folder.server_user.clone();
         if let ServerUser::Other { name, uid, gid } = &server_user {
             for path in [&folder, &config, &folder.join("users.txt")] {
-                chown(path, Some(*uid), Some(*gid)).doing(|| format!("give {} to {name}", path.display()))?;
+                chown(path, Some(*uid), Some(*gid)).context(|| format!("give {} to {name}", path.display()))?;
             }
         }
         let (password, program) = (self.password.clone(), program.to_owned());
@@ -78,8 +78,8 @@ impl PgBouncer {
     /// Starts it again on the same port, after [`stop`](PgBouncer::stop).
     pub fn start(&mut self) -> Result<(), Error> {
         let log_path = self.folder.join("log");
-        let log = File::create(&log_path).doing(|| format!("create {}", log_path.display()))?;
-        let log_again = log.try_clone().doing(|| "share the log".to_owned())?;
+        let log = File::create(&log_path).context(|| format!("create {}", log_path.display()))?;
+        let log_again = log.try_clone().context(|| "share the log".to_owned())?;
         let mut command = Command::new("sh");
         command.args(["-c", UNTIL_STDIN_ENDS, "pgbouncer"]).arg(&self.program).arg(self.folder.join("pgbouncer.ini"));
         if let ServerUser::Other { uid, gid, .. } = &self.server_user {
@@ -87,7 +87,7 @@ impl PgBouncer {
             command.uid(*uid).gid(*gid);
         }
         command.current_dir("/").stdin(Stdio::piped()).stdout(log).stderr(log_again).process_group(0);
-        self.process = Some(command.spawn().doing(|| "start pgbouncer".to_owned())?);
+        self.process = Some(command.spawn().context(|| "start pgbouncer".to_owned())?);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let deadline = Instant::now() + START_TIMEOUT;
         loop {

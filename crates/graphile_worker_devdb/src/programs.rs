@@ -1,7 +1,7 @@
 //! Finding the PostgreSQL programs, and choosing the user that runs them.
 
 use crate::Error;
-use crate::error::Doing;
+use crate::error::Context;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Programs {
         let output = Command::new(bin.join("postgres"))
             .arg("--version")
             .output()
-            .doing(|| format!("run {}", bin.join("postgres").display()))?;
+            .context(|| format!("run {}", bin.join("postgres").display()))?;
         let major = major_version(&String::from_utf8_lossy(&output.stdout));
         Ok(Programs { bin: bin.to_owned(), major })
     }
@@ -164,7 +164,7 @@ pub(crate) fn current_user_id() -> Result<u32, Error> {
 
 /// The output of `id`; `None` if the user does not exist.
 fn id(arguments: &[&str]) -> Result<Option<u32>, Error> {
-    let output = Command::new("id").args(arguments).output().doing(|| "run `id`".to_owned())?;
+    let output = Command::new("id").args(arguments).output().context(|| "run `id`".to_owned())?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().parse().ok())
 }
 

@@ -4,7 +4,7 @@
 //! program (the builds on npm do not), and it rejects servers that are newer than itself.
 
 use crate::cluster::{Folder, write_private};
-use crate::error::Doing;
+use crate::error::Context;
 use crate::programs::ServerUser;
 use crate::{Cluster, ClusterOptions, Error};
 use sqlx::{Connection, PgConnection};
@@ -38,7 +38,7 @@ impl Cluster {
     }
 
     async fn copy_to(&self, folder: &Folder) -> Result<(), Error> {
-        let doing = || "copy a running server".to_owned();
+        let context = || "copy a running server".to_owned();
         let has_new_names = self.folder.programs.major().parse::<u32>().is_ok_and(|major| major >= 15);
         let (begin, end) = if has_new_names {
             ("select pg_backup_start('standby', true)::text", "select labelfile from pg_backup_stop(false)")
@@ -49,15 +49,15 @@ impl Cluster {
             )
         };
         // Both in one session.
-        let mut session = PgConnection::connect_with(&self.options("postgres")).await.doing(doing)?;
-        sqlx::query(begin).execute(&mut session).await.doing(doing)?;
+        let mut session = PgConnection::connect_with(&self.options("postgres")).await.context(context)?;
+        sqlx::query(begin).execute(&mut session).await.context(context)?;
         let (unfinished, owner) = (folder.server().join("data.unfinished"), &folder.server_user);
         let _ = fs::remove_dir_all(&unfinished);
         copy_data(&self.folder.data(), &unfinished, owner)?;
-        let label: String = sqlx::query_scalar(end).fetch_one(&mut session).await.doing(doing)?;
-        session.close().await.doing(doing)?;
+        let label: String = sqlx::query_scalar(end).fetch_one(&mut session).await.context(context)?;
+        session.close().await.context(context)?;
 
-        let mut settings = fs::read_to_string(unfinished.join("postgresql.auto.conf")).doing(doing)?;
+        let mut settings = fs::read_to_string(unfinished.join("postgresql.auto.conf")).context(context)?;
         let (port, password) = (self.port, &self.password);
         settings
             .push_str(&format!("primary_conninfo = 'host=127.0.0.1 port={port} user=postgres password={password}'\n"));
@@ -66,30 +66,31 @@ impl Cluster {
             chown_to(&unfinished.join(name), owner)?;
         }
         write_private(&folder.path().join("password"), password)?;
-        fs::rename(&unfinished, folder.data()).doing(|| "rename the copy".to_owned())
+        fs::rename(&unfinished, folder.data()).context(|| "rename the copy".to_owned())
     }
 }
 
 /// Copies a data folder that is in use. Files that disappear meanwhile were temporary.
 fn copy_data(from: &Path, to: &Path, owner: &ServerUser) -> Result<(), Error> {
-    fs::create_dir(to).doing(|| format!("create {}", to.display()))?;
-    fs::set_permissions(to, fs::Permissions::from_mode(0o700)).doing(|| format!("close {} to others", to.display()))?;
+    fs::create_dir(to).context(|| format!("create {}", to.display()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o700))
+        .context(|| format!("close {} to others", to.display()))?;
     chown_to(to, owner)?;
-    for entry in fs::read_dir(from).doing(|| format!("read {}", from.display()))? {
-        let entry = entry.doing(|| format!("read {}", from.display()))?;
+    for entry in fs::read_dir(from).context(|| format!("read {}", from.display()))? {
+        let entry = entry.context(|| format!("read {}", from.display()))?;
         let (path, copy) = (entry.path(), to.join(entry.file_name()));
         let is_left_out = NOT_COPIED.iter().any(|name| entry.file_name() == *name);
         match (path.is_dir(), is_left_out) {
             (true, false) => copy_data(&path, &copy, owner)?,
             (true, true) => {
-                fs::create_dir(&copy).doing(|| format!("create {}", copy.display()))?;
+                fs::create_dir(&copy).context(|| format!("create {}", copy.display()))?;
                 chown_to(&copy, owner)?;
             }
             (false, true) => {}
             (false, false) => match fs::copy(&path, &copy) {
                 Ok(_) => chown_to(&copy, owner)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error).doing(|| format!("copy {}", path.display())),
+                Err(error) => return Err(error).context(|| format!("copy {}", path.display())),
             },
         }
     }
@@ -99,5 +100,5 @@ fn copy_data(from: &Path, to: &Path, owner: &ServerUser) -> Result<(), Error> {
 /// Gives a file to the user that runs the server.
 fn chown_to(path: &Path, owner: &ServerUser) -> Result<(), Error> {
     let ServerUser::Other { name, uid, gid } = owner else { return Ok(()) };
-    chown(path, Some(*uid), Some(*gid)).doing(|| format!("give {} to {name}", path.display()))
+    chown(path, Some(*uid), Some(*gid)).context(|| format!("give {} to {name}", path.display()))
 }

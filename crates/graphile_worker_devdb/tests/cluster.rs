@@ -55,7 +55,7 @@ fn other_owner(folder: &Path) -> (Child, String) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let url = lines.find_map(|line| line.split_once("postgres://").map(|(_, url)| url.to_owned()));
-    // Somebody must read on, or the other process stumbles over a closed pipe.
+    // Keeps reading, because a closed pipe would fail the other process.
     std::thread::spawn(move || lines.for_each(drop));
     (child, url.expect("the other process prints a URL"))
 }
@@ -223,7 +223,7 @@ async fn a_template_whose_installation_failed_is_not_kept() {
 }
 
 #[tokio::test]
-async fn strangers_need_the_password() {
+async fn other_users_need_the_password() {
     let folder = Folder::new("password");
     let cluster = folder.open();
     let url = cluster.url("postgres");
@@ -236,7 +236,7 @@ async fn strangers_need_the_password() {
 }
 
 #[test]
-fn as_root_the_server_runs_as_somebody_else() {
+fn started_by_root_the_server_runs_as_another_user() {
     let folder = Folder::new("root");
     let _cluster = folder.open();
     let ours = std::fs::metadata(&folder.0).unwrap().uid();
@@ -246,7 +246,7 @@ fn as_root_the_server_runs_as_somebody_else() {
 }
 
 #[test]
-fn as_root_a_folder_that_the_server_could_not_enter_is_refused() {
+fn started_by_root_a_folder_that_the_server_cannot_enter_is_rejected() {
     let folder = Folder::new("closed");
     let closed = folder.0.join("closed");
     std::fs::create_dir_all(&closed).unwrap();
@@ -266,7 +266,7 @@ fn a_folder_whose_path_is_too_long_for_a_socket_works() {
 }
 
 #[test]
-fn what_a_killed_initdb_left_is_thrown_away() {
+fn files_of_a_killed_initdb_are_discarded() {
     let folder = Folder::new("unfinished");
     let unfinished = folder.0.join("server/data.unfinished");
     std::fs::create_dir_all(&unfinished).unwrap();
@@ -275,7 +275,7 @@ fn what_a_killed_initdb_left_is_thrown_away() {
 }
 
 #[test]
-fn a_folder_of_another_version_is_refused() {
+fn a_folder_of_another_version_is_rejected() {
     let folder = Folder::new("version");
     let data = folder.0.join("server/data");
     std::fs::create_dir_all(&data).unwrap();
@@ -285,7 +285,7 @@ fn a_folder_of_another_version_is_refused() {
 }
 
 #[test]
-fn a_folder_or_a_link_that_somebody_else_has_put_there_is_refused() {
+fn a_folder_or_a_link_of_another_user_is_rejected() {
     let folder = Folder::new("link");
     let target = folder.0.join("target");
     std::fs::create_dir_all(&target).unwrap();
@@ -322,7 +322,7 @@ async fn a_database_keeps_its_server_running() {
     let database = cluster.database("empty", async |_| Ok(())).await.unwrap();
     drop(cluster);
     let users = std::fs::read_dir(folder.0.join("users")).unwrap().count();
-    assert_eq!(users, 1, "the watchdog still has somebody to wait for");
+    assert_eq!(users, 1, "the watchdog still waits for a process");
     assert!(PgConnection::connect_with(&database.options()).await.is_ok());
 }
 

@@ -1,4 +1,4 @@
--- A checksum of the installed SQL functions, whoever wrote them. It includes the schema's name: after a schema was
+-- A checksum of the installed SQL functions, whichever program installed them. It includes the schema's name: after a schema was
 -- renamed, its functions still use the old name.
 select md5(string_agg(
   pg_catalog.concat_ws(E'\x01', :'schema', proname, prosrc, proconfig::text, prosecdef), E'\x02' order by proname, prosrc

@@ -1,4 +1,4 @@
--- What of the Rust port (the graphile_worker of crates.io) is alive, or may be, in one row: its workers with a heartbeat in the
+-- Signs that workers of the Rust port (the graphile_worker of crates.io) are alive, in one row: its workers with a heartbeat in the
 -- last 5 minutes (its own rule); sessions of this database that look like its own, by the statements that they ran last; how
 -- many sessions do not show theirs to this role; and the jobs that its workers hold. Its ids begin with graphile_worker_.
 -- Without recovery, which is its default, it sends no heartbeats. Locks nothing.

@@ -20,8 +20,7 @@ use crate::hooks::{
 };
 use crate::job::{JobKeyMode, JobSpec};
 use crate::retry::{RetryPauses, jitter};
-use crate::worker::settings::Settings;
-use crate::worker::shutdown::Shutdown;
+use crate::shutdown::Shutdown;
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clock::Clock;
 use futures_util::FutureExt;
@@ -152,6 +151,13 @@ struct Tick {
     job: Option<ScheduledJob>,
 }
 
+/// What the scheduler needs of the worker's settings.
+pub(crate) struct CronSettings {
+    pub(crate) session: Session,
+    pub(crate) clock: Clock,
+    pub(crate) answer_timeout: Duration,
+}
+
 /// The scheduler of a running worker. Stops when this is dropped.
 pub(crate) struct CronTask {
     stop: CancellationToken,
@@ -161,19 +167,19 @@ pub(crate) struct CronTask {
 impl CronTask {
     /// Starts the scheduler, which runs until the worker is asked to stop.
     pub(crate) fn start(
-        settings: &Settings,
+        settings: CronSettings,
         mut crontabs: watch::Receiver<Vec<Arc<Crontab>>>,
         shared: Arc<Shared>,
         shutdown: &Shutdown,
     ) -> CronTask {
         let items = crontabs.borrow_and_update().iter().map(Item::new).collect();
         let name = format!("graphile_worker {} cron", shared.worker_id);
-        let session = settings.session.clone().named(&name).with(&[LOCK_TIMEOUT]);
+        let session = settings.session.named(&name).with(&[LOCK_TIMEOUT]);
         let stop = shutdown.leaving.child_token();
         let cron = Scheduler {
             items,
             crontabs,
-            clock: settings.cron_clock.clone(),
+            clock: settings.clock,
             session,
             answer_timeout: settings.answer_timeout,
             shared,

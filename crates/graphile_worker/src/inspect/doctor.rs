@@ -455,7 +455,7 @@ fn rust_port(facts: &Facts) -> Option<DoctorCheck> {
     }
     if port.jobs > 0 {
         let found = format!("{found}, and its dead workers hold jobs for up to 4 hours: {}", port.holds());
-        return Some(DoctorCheck::problem("rust_port", found, format!("Run `{migrate}`: it frees these jobs.")));
+        return Some(DoctorCheck::problem("rust_port", found, format!("Run `{migrate}`: it releases these jobs.")));
     }
     let advice = format!(
         "Run `{migrate}` when no worker of the port runs any more: they slow down workers, and Node's worker would skip its own migrations 21 and 22."

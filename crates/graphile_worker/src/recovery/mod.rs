@@ -1,12 +1,12 @@
 //! Recovery: heartbeats show which workers are alive, and sweeps release the jobs of dead ones.
 //!
-//! This file has the settings; `heartbeat` keeps a worker registered and takes turns at sweeping, `sweep` is one sweep. The
+//! This file has the settings; `heartbeat` decides what a worker may do after its heartbeats, `sweep` is one sweep. The
 //! `JobRecovery` hook decides what happens to each job. SQL functions (`111-recovery-functions.sql`) write the decision;
 //! operators can call them too.
 //!
-//! Not here: if a worker was only slow, the fence in `exchange.sql` rejects its late outcomes, and
-//! `worker/registration` registers it under a new id. `worker/maintenance` releases locks that are 4 hours old, with or
-//! without recovery.
+//! Not here: `worker/heartbeat` registers the worker and sends its heartbeats. If a worker was only slow, the fence in
+//! `exchange.sql` rejects its late outcomes, and `worker/registration` registers it under a new id. `worker/maintenance`
+//! releases locks that are 4 hours old, with or without recovery.
 
 pub(crate) mod heartbeat;
 pub(crate) mod sweep;
@@ -158,7 +158,7 @@ impl WorkerRecoveryConfig {
     }
 
     /// How long ago the last sweep of any worker must be. A little less than the interval, because sweeps have jitter.
-    fn time_between_sweeps(&self) -> Duration {
+    pub(crate) fn time_between_sweeps(&self) -> Duration {
         self.sweep_interval.mul_f64(0.8)
     }
 

@@ -52,12 +52,12 @@ pub struct Migration {
     /// Whether the Rust port's objects were removed ([`migrate_from_rust_port`]).
     pub removed_rust_port: bool,
     /// Number of released jobs of the Rust port's workers.
-    pub freed_jobs: u64,
+    pub released_jobs: u64,
 }
 
 impl fmt::Display for Migration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Migration { schema, from, level, changed, moved_jobs, removed_rust_port, freed_jobs } = self;
+        let Migration { schema, from, level, changed, moved_jobs, removed_rust_port, released_jobs } = self;
         match (from, changed) {
             (_, false) => write!(f, "schema {schema:?} is up to date at level {level}"),
             (None, true) => write!(f, "schema {schema:?} installed at level {level}"),
@@ -71,7 +71,7 @@ impl fmt::Display for Migration {
             }
         }?;
         if *removed_rust_port {
-            let released = crate::text::counted(*freed_jobs as usize);
+            let released = crate::text::counted(*released_jobs as usize);
             write!(f, ", objects of the Rust port removed, {released} of its workers released")?;
         }
         Ok(())
@@ -104,18 +104,18 @@ pub(crate) async fn migrate_for_worker(
     migrate_through(purpose, way, max_wait, connection, schema).await
 }
 
-/// The same for a database of the Rust port, the `graphile_worker` of crates.io: also frees the jobs that its workers held, and
-/// removes its tables, its functions and its entries in Node's ledger. If the port was never there it does what [`migrate`]
-/// does.
+/// The same for a database of the Rust port, the `graphile_worker` of crates.io: also releases the jobs that its workers held,
+/// and removes its tables, its functions and its entries in Node's ledger. If the port has never used the database, this does
+/// the same as [`migrate`].
 ///
 /// Stop the port's workers first. This fails with [`Error::RustPortRunning`] while their heartbeats are fresh, and with
-/// [`Error::RustPortMayRun`] while sessions of theirs are connected or while they hold jobs that they may still run; see
+/// [`Error::RustPortMayRun`] while their sessions are connected or while they hold jobs that they may still be running; see
 /// [`force_migrate_from_rust_port`].
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), graphile_worker::Error> {
 /// let migration = graphile_worker::migrate_from_rust_port(&pool, "graphile_worker").await?;
-/// println!("{} jobs of the port's workers were released", migration.freed_jobs);
+/// println!("{} jobs of the port's workers were released", migration.released_jobs);
 /// # Ok(()) }
 /// ```
 pub async fn migrate_from_rust_port<'c>(
@@ -134,8 +134,8 @@ pub async fn migrate_from_rust_port<'c>(
     .await
 }
 
-/// The same even if workers of the port may be alive. The jobs that a live one runs would run a second time: call this only if
-/// you know that its processes have ended, for example after a crash.
+/// The same, even if workers of the port may be alive. The jobs of a live one would run a second time: call this only if you
+/// know that its processes have ended, for example after a crash.
 pub async fn force_migrate_from_rust_port<'c>(
     database: impl Acquire<'c, Database = Postgres>,
     schema: impl AsRef<str>,
@@ -165,7 +165,7 @@ pub(crate) struct Purpose {
     pub(crate) must_write: bool,
     /// Whether to remove the Rust port's objects.
     pub(crate) from_rust_port: bool,
-    /// Even if workers of the port may be alive.
+    /// Whether to do so even if workers of the port may be alive.
     pub(crate) by_force: bool,
 }
 
@@ -232,14 +232,14 @@ pub(crate) async fn migrate_through(
 /// What is installed, for callers that only read.
 pub(crate) struct Examined {
     pub(crate) installed: bool,
-    /// Of Node's ledger.
+    /// The level in Node's ledger.
     pub(crate) level: Option<i32>,
-    /// Of our own ledger.
+    /// The level in our own ledger.
     pub(crate) addition: Option<i32>,
     pub(crate) functions_are_ours: bool,
     /// Whether [`migrate`] would change nothing, or the error it would return.
     pub(crate) is_up_to_date: Result<bool, Error>,
-    /// Of a database of the Rust port: what of it is alive, or may be.
+    /// Traces of the Rust port, if it has used the database.
     pub(crate) rust_port: Option<RustPort>,
 }
 
@@ -325,9 +325,9 @@ fn warn_of(plan: &Plan, schema: &Schema) {
 
 fn report(schema: &Schema, found: &Installation, changed: bool, moved: Moved) -> Migration {
     let level = found.level().unwrap_or(0).max(LEVEL);
-    let Moved { moved_jobs, removed_rust_port, freed_jobs } = moved;
+    let Moved { moved_jobs, removed_rust_port, released_jobs } = moved;
     let (schema, from) = (schema.name().to_owned(), found.level());
-    Migration { schema, from, level, changed, moved_jobs, removed_rust_port, freed_jobs }
+    Migration { schema, from, level, changed, moved_jobs, removed_rust_port, released_jobs }
 }
 
 /// What happened to existing jobs.
@@ -335,7 +335,7 @@ fn report(schema: &Schema, found: &Installation, changed: bool, moved: Moved) ->
 struct Moved {
     moved_jobs: u64,
     removed_rust_port: bool,
-    freed_jobs: u64,
+    released_jobs: u64,
 }
 
 /// Whether another installer, ours or Node's, created the same object first: retry.
@@ -372,7 +372,7 @@ struct Installation {
     /// Our own ledger, if it exists.
     additions: Option<Vec<Step>>,
     functions_checksum: Option<String>,
-    /// Of a database of the Rust port: what of it is alive, or may be.
+    /// Traces of the Rust port, if it has used the database.
     rust_port: Option<RustPort>,
     /// How the tables and functions differ from the contract. Only read if a newer release of Node's worker
     /// has migrated the schema.
@@ -427,7 +427,7 @@ impl ReadOnly {
     }
 }
 
-/// What of the Rust port is alive, or may be.
+/// Traces of the Rust port, and signs that its workers are alive.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RustPort {
     /// Its workers with a fresh heartbeat.
@@ -435,9 +435,9 @@ pub(crate) struct RustPort {
     last_heartbeat: Duration,
     /// The server processes of sessions that look like its own.
     pub(crate) sessions: Vec<i32>,
-    /// How many sessions do not show this role what they do.
+    /// The number of sessions whose statements this role may not see.
     hidden_sessions: i64,
-    /// How many jobs its workers hold, and which; at most ten.
+    /// The number of jobs that its workers hold, and the ids of ten of them at most.
     pub(crate) jobs: i64,
     job_ids: Vec<i64>,
     /// The workers that hold them.
@@ -447,7 +447,7 @@ pub(crate) struct RustPort {
 }
 
 impl RustPort {
-    /// After how long without a heartbeat the port itself takes a worker for dead. A lock is no older sign of life.
+    /// How long after its last heartbeat the port itself declares a worker dead. An older lock is not a sign of life either.
     const RECENT: Duration = Duration::from_secs(5 * 60);
 
     fn read(row: &PgRow) -> sqlx::Result<RustPort> {
@@ -535,7 +535,7 @@ impl Installation {
         self.rust_port.is_some() && OF_RUST_PORT.contains(&step.id)
     }
 
-    /// By force, the workers of the port count as dead.
+    /// Treats all workers of the port as dead.
     fn seen_for(mut self, purpose: Purpose) -> Installation {
         if purpose.by_force && self.rust_port.is_some() {
             self.rust_port = Some(RustPort::default());
@@ -603,7 +603,7 @@ async fn read_rust_port(connection: &mut PgConnection, schema: &Schema) -> sqlx:
     rows.first().ok_or(sqlx::Error::RowNotFound).and_then(RustPort::read)
 }
 
-/// What of the Rust port is alive, or may be; `None` if this is no database of the port.
+/// Reads traces of the Rust port; `None` if this is not a database of the port.
 pub(crate) async fn look_for_rust_port(
     connection: &mut PgConnection,
     schema: &Schema,
@@ -683,8 +683,8 @@ impl Plan {
         (found.level().is_some() && affects_workers).then_some(breaking)
     }
 
-    /// The same, but also removes what the Rust port has left, if that is wanted and it was there. Fails if a worker of the
-    /// port may be alive.
+    /// The same, but also removes the Rust port's objects, if requested and if there are any. Fails if a worker of the port
+    /// may be alive.
     fn removing_rust_port(mut self, purpose: Purpose, schema: &Schema, found: &Installation) -> Result<Plan, Error> {
         if let Some(port) = found.rust_port.as_ref().filter(|_| purpose.from_rust_port) {
             if let Some(because) = port.may_run_because() {
@@ -865,7 +865,7 @@ async fn apply(
     }
     if plan.remove_rust_port {
         run(connection, schema, files::RUST_PORT_RETIREMENTS, "find the replaced jobs").await?;
-        moved.freed_jobs = sqlx::query(schema.sql(queries::RUST_PORT_FREE_JOBS))
+        moved.released_jobs = sqlx::query(schema.sql(queries::RUST_PORT_FREE_JOBS))
             .execute(&mut *connection)
             .await
             .context(|| format!("release the jobs of the Rust port's workers in {:?}", schema.name()))?

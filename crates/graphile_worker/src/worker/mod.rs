@@ -7,6 +7,7 @@ mod claim_start;
 pub(crate) mod exchange;
 pub(crate) mod execute;
 mod external_tasks;
+mod heartbeat;
 pub(crate) mod inflight;
 pub(crate) mod listener;
 mod maintenance;
@@ -19,9 +20,6 @@ pub(crate) mod settings;
 pub(crate) mod settle;
 mod start;
 mod startup;
-
-// `cron` imports it from here.
-pub(crate) use crate::shutdown;
 
 use crate::Error;
 use crate::context::Shared;

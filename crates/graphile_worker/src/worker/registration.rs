@@ -2,19 +2,20 @@
 //! start its heartbeat and listener, and run the loop. If the worker was declared dead while it was only slow, they
 //! register it again under a new id.
 //!
-//! Not here: `run_loop` exchanges and runs jobs; `recovery` sends heartbeats and declares workers dead.
+//! Not here: `run_loop` exchanges and runs jobs; `heartbeat` sends heartbeats; `recovery` declares workers dead.
 
 use super::Worker;
 use super::exchange::Exchange;
+use super::heartbeat::Heartbeat;
 use super::listener::Listener;
 use super::run_loop::{Mode, RunLoop};
 use super::settings::new_worker_id;
 use super::startup::Startup;
 use crate::Error;
-use crate::cron::CronTask;
 use crate::cron::file::log_unknown_tasks;
+use crate::cron::{CronSettings, CronTask};
 use crate::hooks::WorkerStart;
-use crate::recovery::heartbeat::{Heartbeat, StartLease};
+use crate::recovery::heartbeat::StartLease;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,8 +53,7 @@ impl Worker {
         let _signals = self.shutdown.watch(self.settings.listen_os_shutdown_signals, custom);
         let is_continuous = mode == Mode::Continuous;
         let has_cron = self.settings.crontab_may_change || !self.crontabs.borrow().is_empty();
-        let cron = (is_continuous && has_cron)
-            .then(|| CronTask::start(&self.settings, self.crontabs.subscribe(), self.shared.clone(), &self.shutdown));
+        let cron = (is_continuous && has_cron).then(|| self.start_cron());
         let _watchers = is_continuous.then(|| self.start_watchers());
         let ended = self.run_and_reregister(mode).await;
         if let Some(external) = &self.external {
@@ -63,6 +63,15 @@ impl Worker {
             cron.stop(&self.shutdown).await;
         }
         ended
+    }
+
+    fn start_cron(&self) -> CronTask {
+        let settings = CronSettings {
+            session: self.settings.session.clone(),
+            clock: self.settings.cron_clock.clone(),
+            answer_timeout: self.settings.answer_timeout,
+        };
+        CronTask::start(settings, self.crontabs.subscribe(), self.shared.clone(), &self.shutdown)
     }
 
     /// Watches the source of tasks and the crontab's file, until the set is dropped.

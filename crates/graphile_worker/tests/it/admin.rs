@@ -77,7 +77,7 @@ async fn reschedule_jobs_revives_the_failed_and_the_stuck_but_not_the_running() 
     let jobs = db.rows("select * from graphile_worker.reschedule_jobs(array[1, 2, 3, 4], now(), 0, 0, 5)").await;
     assert!(jobs.iter().all(|job| job["is_available"] == json!(true) && job["attempts"] == json!(0)));
     assert_eq!(ids(jobs), [1, 3, 4]);
-    assert_eq!(listener.received(&db).await.len(), 1, "workers hear of it and need not poll");
+    assert_eq!(listener.received(&db).await.len(), 1, "workers are notified");
 }
 
 #[tokio::test]

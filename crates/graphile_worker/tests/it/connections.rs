@@ -99,7 +99,7 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
-/// Two authorities, and certificates that one of them has signed or nobody has.
+/// Two authorities, and certificates that one of them or none has signed.
 const CERTIFICATES: &str = "
 set -e
 for ca in ca other; do
@@ -558,7 +558,7 @@ async fn a_rotated_password_loses_no_outcome() {
             async move { if password.is_empty() { Err("the vault is sealed") } else { Ok(format!("{password}\n")) } }
         })
         .listen_os_shutdown_signals(false)
-        // One slot stays free, so that the worker goes on asking for jobs.
+        // One slot stays free, so that the worker continues to claim jobs.
         .concurrency(2)
         .define_task("t", move |_: Value, ctx: WorkerContext| {
             let (begins, goes_on) = (begins.clone(), goes_on.clone());

@@ -45,7 +45,7 @@ impl Clocked {
         let options = options.listen_os_shutdown_signals(false).use_notifications(false).cron_clock(&clock).on(
             CronTick,
             move |tick| {
-                // Nobody listens any more when the test is over.
+                // The receiver is gone when the test is over.
                 let _ = sender.send(tick.at);
                 async {}
             },
@@ -77,7 +77,7 @@ pub(crate) async fn ticks(db: &Db) -> Value {
 }
 
 #[tokio::test]
-async fn a_job_is_added_when_its_item_is_due_with_all_that_the_item_says() {
+async fn a_due_item_adds_its_job_with_all_its_options() {
     let db = Db::installed().await;
     let line = "0 8 * * * report ?id=daily&max=3&queue=q&priority=-5&jobKey=k%20%26&jobKeyMode=preserve_run_at {to: 'user@example.com', _cron: 1}";
     let mut clocked = Clocked::new(&db, line, "07:59:30").await;
@@ -106,7 +106,7 @@ async fn a_job_is_added_when_its_item_is_due_with_all_that_the_item_says() {
 }
 
 #[tokio::test]
-async fn typed_items_and_their_text_are_the_same_thing() -> Result<(), graphile_worker::Error> {
+async fn typed_items_and_their_text_add_the_same_jobs() -> Result<(), graphile_worker::Error> {
     let item = Cron::weekly_on::<SendDailyReport>(chrono::Weekday::Mon, 4, 30)?
         .id("weekly")
         .fill(CrontabFill::days(2))
@@ -151,7 +151,7 @@ async fn typed_items_and_their_text_are_the_same_thing() -> Result<(), graphile_
 }
 
 #[tokio::test]
-async fn what_cannot_recur_is_refused_with_a_sentence() {
+async fn invalid_items_are_rejected_with_an_explanation() {
     let refused = |result: Result<_, graphile_worker::Error>| result.err().unwrap().to_string();
     assert_eq!(refused(Cron::daily_at::<SendDailyReport>(24, 0).map(|_| ())), "the hour is 24, expected 0–23");
     assert_eq!(
@@ -217,7 +217,7 @@ async fn each_tick_is_added_once_however_many_workers_there_are() {
 }
 
 #[tokio::test]
-async fn what_was_missed_while_no_worker_ran_is_made_up_for_as_far_as_the_item_says() {
+async fn runs_missed_while_no_worker_ran_are_added_as_far_back_as_fill_reaches() {
     let db = Db::installed().await;
     db.run(
         "insert into graphile_worker._private_known_crontabs values
@@ -255,7 +255,7 @@ async fn what_was_missed_while_no_worker_ran_is_made_up_for_as_far_as_the_item_s
 }
 
 #[tokio::test]
-async fn many_missed_ticks_are_added_in_their_order() {
+async fn many_missed_ticks_are_added_in_order() {
     let db = Db::installed().await;
     db.run(
         "insert into graphile_worker._private_known_crontabs values
@@ -275,7 +275,7 @@ async fn many_missed_ticks_are_added_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_clock_that_jumps_loses_nothing_of_a_few_minutes_and_repeats_nothing() {
+async fn a_clock_that_jumps_a_few_minutes_loses_and_repeats_no_tick() {
     let db = Db::installed().await;
     let mut clocked = Clocked::new(&db, "* * * * * t\n0 * * * * filled ?fill=100m", "08:00:30").await;
     clocked.set("08:03:20").await;
@@ -305,7 +305,7 @@ async fn a_clock_that_jumps_loses_nothing_of_a_few_minutes_and_repeats_nothing()
 }
 
 #[tokio::test]
-async fn seconds_and_zones_are_kept_to() {
+async fn items_fire_at_the_right_second_and_in_their_time_zone() {
     let db = Db::installed().await;
     let crontab = "*/20 * * * * * often\n30 9 * * * paris ?tz=Europe/Paris";
     let mut clocked = Clocked::new(&db, crontab, "08:29:10").await;
@@ -317,7 +317,7 @@ async fn seconds_and_zones_are_kept_to() {
 }
 
 #[tokio::test]
-async fn a_thousand_items_are_due_at_once() {
+async fn a_thousand_items_due_at_once_are_all_added() {
     let db = Db::installed().await;
     let crontab: String = (0..1000).map(|n| format!("0 9 * * * task_{n} ?queue=q{}\n", n % 7)).collect();
     let mut workers =
@@ -336,7 +336,7 @@ async fn a_thousand_items_are_due_at_once() {
 }
 
 #[tokio::test]
-async fn hooks_hear_of_recurring_jobs_and_may_change_or_refuse_them() {
+async fn hooks_observe_recurring_jobs_and_can_change_or_reject_them() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-10T06:00:00Z')")
         .await;
@@ -375,7 +375,7 @@ async fn hooks_hear_of_recurring_jobs_and_may_change_or_refuse_them() {
 }
 
 #[tokio::test]
-async fn isolation_levels_of_the_database_change_nothing() {
+async fn recurring_jobs_work_at_every_default_isolation_level() {
     for level in ["repeatable read", "serializable"] {
         let db = Db::installed().await;
         let name = db.value("select quote_ident(current_database())").await;
@@ -417,7 +417,7 @@ async fn a_late_worker_locks_items_in_the_order_of_the_crontab() {
     let waits = "select exists (select from pg_stat_activity
                  where datname = current_database() and wait_event_type = 'Lock')";
     while db.value(waits).await != true {}
-    sqlx::query(lock).bind("every").execute(&mut *other).await.expect("nobody has locked it");
+    sqlx::query(lock).bind("every").execute(&mut *other).await.expect("the item is not locked");
     other.rollback().await.unwrap();
     clocked.looked(time("08:02:30")).await;
     assert_eq!(ticks(&db).await, json!(["08:01:00", "08:02:00", "08:02:00"]));
@@ -425,7 +425,7 @@ async fn a_late_worker_locks_items_in_the_order_of_the_crontab() {
 }
 
 #[tokio::test]
-async fn an_item_that_has_to_wait_for_somebody_keeps_no_other() {
+async fn an_item_whose_row_is_locked_delays_no_other_item() {
     let db = Db::installed().await;
     db.add_job("'keyed', job_key := 'k', run_at := now() + interval '1 day'").await;
     let mut clocked = Clocked::new(&db, "* * * * * keyed ?jobKey=k\n* * * * * free", "08:00:30").await;
@@ -442,12 +442,12 @@ async fn an_item_that_has_to_wait_for_somebody_keeps_no_other() {
 }
 
 #[tokio::test]
-async fn a_tick_is_not_given_up_because_something_is_missing_for_a_while() {
+async fn a_tick_is_retried_until_a_missing_table_is_back() {
     let db = Db::installed().await;
     let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
     db.run("alter table graphile_worker._private_known_crontabs rename to elsewhere").await;
     clocked.clock.set(time("08:01:00"));
-    // It has tried, and connects anew.
+    // It has tried, and connects again.
     let connected = "select max(backend_start)::text from pg_stat_activity where datname = current_database()
         and application_name like '% cron'";
     let first = db.value(connected).await;
@@ -509,7 +509,7 @@ async fn a_tick_that_no_worker_retries_only_delays_the_next_one() {
 }
 
 #[tokio::test]
-async fn work_that_takes_long_is_no_absence() {
+async fn a_tick_that_is_late_because_of_slow_work_is_not_missed() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-10T04:00:00Z')")
         .await;
@@ -523,7 +523,7 @@ async fn work_that_takes_long_is_no_absence() {
         .listen_os_shutdown_signals(false)
         .use_notifications(false)
         .cron_clock(&clock)
-        // Telling of a job of the past takes its time.
+        // A slow hook.
         .on(CronJobBackfilled, move |_| {
             slow.set(slow.now() + TimeDelta::minutes(1) + TimeDelta::seconds(20));
             async {}
@@ -542,7 +542,7 @@ async fn work_that_takes_long_is_no_absence() {
 }
 
 #[tokio::test]
-async fn a_worker_stops_in_the_middle_of_making_up_for_much() {
+async fn a_worker_can_stop_while_it_adds_many_missed_ticks() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._private_known_crontabs values ('old', '2026-01-01Z', '2026-03-01T06:00:00Z')")
         .await;
@@ -565,7 +565,7 @@ async fn a_worker_stops_in_the_middle_of_making_up_for_much() {
 }
 
 #[tokio::test]
-async fn an_item_that_somebody_paused_for_ever_keeps_no_other() {
+async fn an_item_that_is_paused_for_ever_delays_no_other_item() {
     let db = Db::installed().await;
     db.run("insert into graphile_worker._private_known_crontabs values ('paused', '2026-01-01Z', 'infinity')").await;
     let clocked = Clocked::new(&db, "* * * * * paused\n* * * * * good", "08:01:00").await;
@@ -574,7 +574,7 @@ async fn an_item_that_somebody_paused_for_ever_keeps_no_other() {
 }
 
 #[tokio::test]
-async fn after_a_clock_was_wrong_for_a_moment_an_item_can_begin_anew() {
+async fn an_item_can_be_reset_after_a_clock_was_wrong() {
     let db = Db::installed().await;
     let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
     clocked.set("20:00:00").await;
@@ -599,7 +599,7 @@ async fn comparing_items_delays_no_tick() {
 }
 
 #[tokio::test]
-async fn a_role_that_may_not_change_the_row_of_an_item_does_not_try_for_ever() {
+async fn a_role_without_rights_on_the_items_stops_retrying() {
     let db = Db::installed().await;
     let role = format!("limited_{}", std::process::id());
     db.run(&format!(
@@ -624,7 +624,7 @@ async fn a_role_that_may_not_change_the_row_of_an_item_does_not_try_for_ever() {
 }
 
 #[tokio::test]
-async fn a_hook_that_panics_does_not_stop_the_clock() {
+async fn a_hook_that_panics_does_not_stop_recurring_jobs() {
     let db = Db::installed().await;
     let options = WorkerOptions::default()
         .pg_pool(db.pool.clone())
@@ -643,7 +643,7 @@ async fn a_hook_that_panics_does_not_stop_the_clock() {
 }
 
 #[tokio::test]
-async fn an_item_whose_row_was_deleted_goes_on() {
+async fn an_item_whose_row_was_deleted_continues() {
     let db = Db::installed().await;
     let mut clocked = Clocked::new(&db, "* * * * * t", "08:00:30").await;
     clocked.set("08:01:00").await;
@@ -654,7 +654,7 @@ async fn an_item_whose_row_was_deleted_goes_on() {
 }
 
 #[tokio::test]
-async fn the_database_s_clock_is_the_default_and_jobs_are_run() {
+async fn by_default_items_fire_by_the_databases_clock() {
     let db = Db::installed().await;
     let (sender, mut ran) = mpsc::unbounded_channel();
     let options = WorkerOptions::default()
@@ -678,7 +678,7 @@ async fn the_database_s_clock_is_the_default_and_jobs_are_run() {
 }
 
 #[tokio::test]
-async fn workers_that_mean_different_things_by_one_identifier_are_told_so() {
+async fn workers_warn_if_they_have_different_items_under_one_identifier() {
     let db = Db::installed().await;
     let (log, _logging) = Log::start();
     let mut one = Clocked::new(&db, "* * * * * t ?id=same\n* * * * * agreed", "08:00:30").await;

@@ -53,7 +53,7 @@ async fn a_crontab_that_changes_is_reloaded() {
     db.run("delete from graphile_worker._private_jobs").await;
     clocked.clock.set("2026-03-11T09:00:00Z".parse().unwrap());
     clocked.looked("2026-03-11T09:00:00Z".parse().unwrap()).await;
-    assert_eq!(ticks(&db).await, json!(["09:00:00"]), "it goes on as it was");
+    assert_eq!(ticks(&db).await, json!(["09:00:00"]), "the previous crontab stays in use");
 
     std::fs::remove_file(crontab).unwrap();
     log.logged("items=0", 1).await;

@@ -316,7 +316,8 @@ async fn take_over(name: &str, event: Event, replication: Replication, way: Way)
     pair.promote_standby();
     let promoted = Instant::now();
     let after = |record: &Record| record.begun.iter().filter(|(_, at)| *at > promoted).count();
-    until("the workers go on by themselves", async || (after(&handlers.0.lock().unwrap()) >= 100).then_some(())).await;
+    until("the workers continue by themselves", async || (after(&handlers.0.lock().unwrap()) >= 100).then_some(()))
+        .await;
     stop.send(()).unwrap();
     let mut client = adding.await.unwrap();
     // One that was added now is acknowledged by the promoted server.

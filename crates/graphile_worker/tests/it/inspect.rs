@@ -240,9 +240,9 @@ async fn why_notices_that_no_worker_runs() {
         "insert into graphile_worker._rs_workers (worker_id, last_heartbeat_at) values ('rs-live-1', now() - interval '1 day')",
     )
     .await;
-    let nobody = reasons(&db, 1).await;
-    assert_eq!(names(&nobody), ["no_workers"]);
-    assert!(nobody[0]["last_heartbeat_at"].is_string());
+    let without_workers = reasons(&db, 1).await;
+    assert_eq!(names(&without_workers), ["no_workers"]);
+    assert!(without_workers[0]["last_heartbeat_at"].is_string());
     // One of Node's that has nothing to do: it is known by its listening alone.
     let mut node = db.connect().await;
     node.execute("LISTEN \"jobs:insert\"").await.unwrap();

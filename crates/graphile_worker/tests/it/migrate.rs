@@ -45,7 +45,7 @@ async fn an_empty_database_ends_at_nodes_level_with_our_own_steps_apart() {
 async fn migrating_again_changes_nothing_and_waits_for_no_lock() {
     let db = Db::installed().await;
     let before = catalog(&db).await;
-    // Whoever works here may hold any lock that workers and administrators take.
+    // Another session may hold any lock that workers and administrators take.
     let mut busy = db.connect().await;
     sqlx::raw_sql(
         "begin; lock table graphile_worker._private_jobs, graphile_worker._private_tasks in access exclusive mode;
@@ -226,7 +226,7 @@ async fn a_schema_of_another_application_is_rejected() {
 #[tokio::test]
 async fn a_failed_installation_leaves_nothing_behind() {
     let db = Db::empty().await;
-    // Somebody has put a view where a table of ours belongs.
+    // A view stands in the place of one of our tables.
     db.run("create schema graphile_worker; create view graphile_worker._private_tasks as select 1 as id").await;
     assert!(migrate(&db.pool, "graphile_worker").await.is_err());
     let objects = "select count(*) from pg_class where relnamespace = 'graphile_worker'::regnamespace";

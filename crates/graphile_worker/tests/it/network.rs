@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[derive(Clone)]
 pub(crate) struct Network {
-    /// After so many questions more, one reaches the server, its answer does not come back, and the connection is closed.
+    /// After this many more messages, the next one reaches the server, its answer is lost, and the connection is closed.
     /// Nothing is lost below 0.
     pub(crate) lose_answer_after: Arc<AtomicI64>,
     pub(crate) down: Arc<AtomicBool>,

@@ -45,7 +45,7 @@ async fn lose_an_answer(prepared_statements: bool, answers_before: i64) {
         async move {
             begun.send(n).unwrap();
             if n == 1 {
-                // What this job's end brings, the next job of the queue, is not heard of.
+                // The worker loses the answer to its report, which contains the next job of the queue.
                 losing.lose_answer_after.store(answers_before, Ordering::SeqCst);
             } else {
                 finished.notified().await;
@@ -243,7 +243,7 @@ async fn recurring_jobs_missed_during_an_outage_are_backfilled_as_configured() {
     started.stop().await;
 }
 
-/// Runs a job with a worker for this URL, and says what came of it.
+/// Runs a job with these options, and returns the result.
 async fn run_once(options: WorkerOptions) -> Result<(), Error> {
     options.define_task("t", |_: Value, _: WorkerContext| async {}).init().await?.run_once().await
 }
@@ -329,7 +329,9 @@ async fn a_worker_that_waits_for_the_database_can_be_stopped() {
 async fn a_database_that_is_not_ready_in_time_is_an_error_with_the_time_waited() {
     let nowhere = at("postgres://postgres@127.0.0.1:1/nowhere");
     let error = run_once(nowhere.startup_timeout(Duration::from_millis(200))).await.unwrap_err();
-    assert!(error.to_string().starts_with("the database was not ready after 2"), "{error}");
+    assert!(error.to_string().starts_with("the database was not ready after "), "{error}");
+    let Error::DatabaseNotReady { waited, .. } = &error else { panic!("{error:?}") };
+    assert!(*waited >= Duration::from_millis(200), "{error}");
     assert!(error.is_retryable());
     let last = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(last, "could not connect to 127.0.0.1:1");

@@ -89,7 +89,7 @@ async fn worker_process() {
             writeln!(written.lock().unwrap(), "{id} {attempt} {}", if fails { "failed" } else { "done" }).unwrap();
             async move { if fails { Err(TaskError::retry_after(Duration::ZERO, "bad luck")) } else { Ok(()) } }
         })
-        // Holds a lock on the queue's file while it runs: nobody else can have it.
+        // Holds a lock on the queue's file while it runs: no other process can have it.
         .define_task("alone", move |queue: String, ctx: WorkerContext| {
             let file = std::fs::File::create(locks.join(queue)).unwrap();
             let log = log.clone();
@@ -112,7 +112,7 @@ async fn worker_process() {
                 log.flush().unwrap();
             }
         })
-        // Writes once it is told to, together with its own completion.
+        // Writes on request, together with its own completion.
         .define_task("writes", move |_: Value, ctx: WorkerContext| {
             let (begun, told) = (begins.join(format!("begun-{number}")), begins.join("write"));
             async move {
@@ -302,7 +302,7 @@ async fn the_first_signal_waits_for_jobs_and_the_second_interrupts_them() {
     assert_eq!(job, json!({"attempts": 0, "locked_by": null, "later": true}));
 }
 
-/// A process whose workers end while it goes on. It creates the file `ready` when signals may come.
+/// A process that continues after its workers have ended. It creates the file `ready` when signals may come.
 #[tokio::test]
 async fn process_that_continues_after_its_worker() {
     use tokio::signal::unix::{SignalKind, signal};
@@ -598,7 +598,7 @@ async fn a_worker_suspended_for_longer_than_the_threshold_writes_nothing_twice_a
     until("the job is written", async || (written().await == 1).then_some(())).await;
     slow.signal("-CONT");
 
-    // It goes on under another name, now that the other one is gone.
+    // It continues under another id, now that its registration is gone.
     other.signal("-KILL");
     db.run("select graphile_worker.add_job('writes', '{}', 'q')").await;
     let by_whom = "select json_agg(worker order by job) from written";

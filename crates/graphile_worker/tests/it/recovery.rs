@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc};
 
-/// A worker that has not been heard of for this long, and holds these jobs.
+/// A worker whose last heartbeat was this long ago, with these jobs.
 async fn dead_worker(db: &Db, worker: &str, silent_for: &str, ids: &[i64]) {
     db.run(&format!(
         "insert into graphile_worker._rs_workers (worker_id, started_at, last_heartbeat_at)
@@ -93,7 +93,7 @@ async fn only_registered_workers_can_be_declared_dead() {
     );
 }
 
-/// Why nobody is declared dead before its time because the server has seen its connections end.
+/// Why closed connections alone do not make a worker dead before the threshold.
 #[tokio::test]
 async fn a_worker_whose_connections_were_all_closed_is_alive_and_keeps_its_job() {
     let db = Db::installed().await;
@@ -422,7 +422,7 @@ async fn a_slow_worker_that_was_declared_dead_writes_nothing_and_continues_under
     .await;
     let id = add(&db, "'t'").await;
     let (first, _) = runs.recv().await.unwrap();
-    // As a sweeper does that has not heard of it for long.
+    // As a sweep does that finds only an old heartbeat.
     db.run(
         "begin; update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '1 hour';
          select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit",
@@ -456,7 +456,7 @@ async fn a_worker_whose_heartbeat_is_old_claims_nothing() -> Result<(), Error> {
     let runs = worker.clone();
     let running = tokio::spawn(async move { runs.run().await });
     until_true("the worker is registered", &db, "select count(*) = 1 from graphile_worker._rs_workers").await;
-    // As if it had been stopped, and goes on with a claim before its heart beats again.
+    // As if the process had been stopped, and claims before it sends the next heartbeat.
     db.run("update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '16 seconds'").await;
     db.add_job("'t'").await;
     // Each state is read by one statement: until the next heartbeat, the job stays and is not locked.

@@ -1,5 +1,5 @@
 //! Servers that do not let a worker work: standbys, read-only databases, and those without a connection left. The worker and
-//! the checkup say which of these it is, and what to do.
+//! `doctor` name the problem and say what to do.
 
 use crate::support::{Db, Log, Started, until};
 use graphile_worker::{DoctorLevel, DoctorReport, Error, WorkerOptions, WorkerUtils};
@@ -9,8 +9,8 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool};
 use std::time::Duration;
 
-fn check<'c>(checkup: &'c DoctorReport, name: &str) -> (DoctorLevel, &'c str, &'c str) {
-    let check = checkup.checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {checkup:?}"));
+fn check<'c>(report: &'c DoctorReport, name: &str) -> (DoctorLevel, &'c str, &'c str) {
+    let check = report.checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}: {report:?}"));
     (check.level, &check.found, check.advice.as_deref().unwrap_or_default())
 }
 
@@ -49,15 +49,15 @@ async fn a_standby_is_reported() {
     connection.close().await.unwrap();
     let data = data_of(&folder);
     cluster.stop().unwrap();
-    // A server that has stopped in good order and is a standby of nobody stays one.
+    // A standby without a primary stays a standby.
     std::fs::write(data.join("standby.signal"), "").unwrap();
     let cluster = ClusterOptions::new(&folder).durable(false).open().unwrap();
     let options = cluster.options("postgres");
     let message = refusal(pool(options.clone()).await).await;
     assert!(message.contains("the server is a read-only standby: connect to the primary"), "{message}");
     let utils = WorkerUtils::new(pool(options).await, "graphile_worker");
-    let checkup = utils.doctor().await.unwrap();
-    assert_eq!(check(&checkup, "server_role").0, DoctorLevel::Problem);
+    let report = utils.doctor().await.unwrap();
+    assert_eq!(check(&report, "server_role").0, DoctorLevel::Problem);
     assert!(utils.is_migrated().await.unwrap(), "reading is allowed");
     let error = utils.add_raw_job("t", 1, Default::default()).await.unwrap_err();
     assert!(spoken(&error).contains("Connect to the primary"), "{error}");
@@ -83,12 +83,12 @@ async fn a_read_only_database_is_reported() {
     assert!(message.contains("default_transaction_read_only is on"), "{message}");
     assert!(message.contains(&advice), "{message}");
     let utils = WorkerUtils::new(pool(db.options()).await, "graphile_worker");
-    let checkup = utils.doctor().await.unwrap();
-    let (level, found, advised) = check(&checkup, "read_only");
-    assert_eq!(level, DoctorLevel::Problem, "{checkup:?}");
+    let report = utils.doctor().await.unwrap();
+    let (level, found, advised) = check(&report, "read_only");
+    assert_eq!(level, DoctorLevel::Problem, "{report:?}");
     assert!(found.contains("default_transaction_read_only is on"), "{found}");
     assert!(advised.to_lowercase().contains(&advice), "{advised}");
-    assert_eq!(checkup.level, DoctorLevel::Problem);
+    assert_eq!(report.level, DoctorLevel::Problem);
     // Nothing is installed yet, and nothing can be.
     let error = graphile_worker::migrate(&pool(db.options()).await, "elsewhere").await.unwrap_err();
     assert!(matches!(error, Error::ReadOnly { is_standby: false, .. }), "{error:?}");
@@ -97,9 +97,9 @@ async fn a_read_only_database_is_reported() {
 #[tokio::test]
 async fn a_writable_database_has_no_problem() {
     let db = Db::installed().await;
-    let checkup = WorkerUtils::new(db.pool.clone(), "graphile_worker").doctor().await.unwrap();
+    let report = WorkerUtils::new(db.pool.clone(), "graphile_worker").doctor().await.unwrap();
     for name in ["read_only", "search_path", "connection_limits"] {
-        assert_eq!(check(&checkup, name).0, DoctorLevel::Ok, "{:?}", check(&checkup, name));
+        assert_eq!(check(&report, name).0, DoctorLevel::Ok, "{:?}", check(&report, name));
     }
 }
 
@@ -126,9 +126,9 @@ async fn a_role_with_one_connection_is_reported() {
     let message = spoken(&error);
     assert!(message.contains("the role has reached its connection limit, and a worker needs"), "{message}");
     let utils = WorkerUtils::new(PgPoolOptions::new().max_connections(1).connect_lazy_with(options), "own");
-    let checkup = utils.doctor().await.unwrap();
-    let (level, found, advice) = check(&checkup, "connection_limits");
-    assert_eq!(level, DoctorLevel::Problem, "{checkup:?}");
+    let report = utils.doctor().await.unwrap();
+    let (level, found, advice) = check(&report, "connection_limits");
+    assert_eq!(level, DoctorLevel::Problem, "{report:?}");
     assert!(found.contains(&format!("1 of 1 of the role {role}")), "{found}");
     assert!(advice.contains(&format!("alter role \"{role}\" connection limit")), "{advice}");
     utils.migrate().await.unwrap();
@@ -146,9 +146,9 @@ async fn a_database_with_few_connections_is_reported() {
     let used = db.value("select count(*) from pg_stat_activity where datname = current_database()").await;
     let limit = used.as_i64().unwrap() + 2;
     db.run(&format!("alter database {name} connection limit {limit}")).await;
-    let checkup = WorkerUtils::new(pool(options.clone()).await, "own").doctor().await.unwrap();
-    let (level, found, advice) = check(&checkup, "connection_limits");
-    assert_eq!(level, DoctorLevel::Problem, "{checkup:?}");
+    let report = WorkerUtils::new(pool(options.clone()).await, "own").doctor().await.unwrap();
+    let (level, found, advice) = check(&report, "connection_limits");
+    assert_eq!(level, DoctorLevel::Problem, "{report:?}");
     assert!(found.contains(&format!("of {limit} of the database {name}")), "{found}");
     assert!(advice.contains(&format!("alter database \"{name}\" connection limit")), "{advice}");
     db.run(&format!("alter database {name} connection limit 0")).await;
@@ -189,9 +189,9 @@ async fn a_server_without_free_connections_is_reported() {
 async fn a_search_path_that_lists_another_schema_before_pg_catalog_is_reported() {
     let db = Db::installed().await;
     let options = db.options().options([("search_path", "public, pg_catalog")]);
-    let checkup = WorkerUtils::new(pool(options).await, "graphile_worker").doctor().await.unwrap();
-    let (level, found, advice) = check(&checkup, "search_path");
-    assert_eq!(level, DoctorLevel::Problem, "{checkup:?}");
+    let report = WorkerUtils::new(pool(options).await, "graphile_worker").doctor().await.unwrap();
+    let (level, found, advice) = check(&report, "search_path");
+    assert_eq!(level, DoctorLevel::Problem, "{report:?}");
     assert_eq!(found, "public comes before pg_catalog");
     assert!(advice.contains("Remove pg_catalog from search_path"), "{advice}");
 }

@@ -1,4 +1,5 @@
-//! Jobs that a worker has claimed and not begun: they go back as if nothing had happened, and others hear of them.
+//! Released jobs, which a worker has claimed and not started: they are as they were before the claim, and other workers are
+//! notified.
 
 use crate::support::{Db, Started, until};
 use graphile_worker::{FetchStart, WorkerContext, WorkerOptions};
@@ -200,7 +201,7 @@ async fn a_worker_retries_to_claim_jobs_that_others_had_locked_for_a_moment() {
     let started = events.worker(&db).await;
     db.add_job("'t', '[2]'").await;
     assert_eq!(events.ran.recv().await, Some(vec![2]));
-    // Nobody tells of this.
+    // This sends no notification.
     sqlx::raw_sql("rollback").execute(&mut other).await.unwrap();
     assert_eq!(events.ran.recv().await, Some(vec![1]));
     started.stop().await;

@@ -130,8 +130,8 @@ async fn a_role_that_may_add_adds_and_does_nothing_else() {
     assert_eq!(utils.add_raw_jobs(&many.collect::<Vec<_>>()).await.unwrap().len(), 2_000);
     let after = db.value("select count(*) from graphile_worker._private_jobs").await.as_i64().unwrap();
     assert_eq!(after, before + 2_031);
-    let checkup = utils.doctor().await.unwrap();
-    assert!(checkup.level < DoctorLevel::Problem, "{checkup:?}");
+    let report = utils.doctor().await.unwrap();
+    assert!(report.level < DoctorLevel::Problem, "{report:?}");
     role.end().await;
 }
 
@@ -176,10 +176,10 @@ async fn a_role_that_may_read_sees_everything_and_changes_nothing() {
     utils.list_workers(std::time::Duration::from_secs(60)).await.unwrap();
     utils.why(1).await.unwrap();
     utils.job_counters().await.unwrap();
-    let checkup = utils.doctor().await.unwrap();
-    let said = checkup.checks.iter().find(|check| check.name == "role").unwrap();
+    let report = utils.doctor().await.unwrap();
+    let said = report.checks.iter().find(|check| check.name == "role").unwrap();
     assert!(said.found.ends_with("can read everything, but change nothing"), "{said:?}");
-    assert!(checkup.checks.iter().any(|check| check.name == "lag"), "the jobs were looked at");
+    assert!(report.checks.iter().any(|check| check.name == "lag"), "the jobs were checked");
     for statement in CHANGES.into_iter().chain(["select graphile_worker.add_job('t')"]) {
         role.refused(statement).await;
     }
@@ -289,8 +289,8 @@ async fn a_role_that_may_run_listens_ticks_and_sweeps() {
 async fn functions_that_run_with_other_rights_are_detected_and_restored() {
     let db = Db::installed().await;
     let check = async || {
-        let checkup = owner(&db).doctor().await.unwrap();
-        checkup.checks.into_iter().find(|check| check.name == "function_rights").unwrap()
+        let report = owner(&db).doctor().await.unwrap();
+        report.checks.into_iter().find(|check| check.name == "function_rights").unwrap()
     };
     assert_eq!(check().await.level, DoctorLevel::Ok);
     db.run(

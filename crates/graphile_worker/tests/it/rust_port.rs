@@ -33,7 +33,7 @@ const LEFT_BY_THE_PORT: &str = "
     insert into graphile_worker.migrations (id, breaking) values (21, false), (22, false);
 ";
 
-/// A database that the port has installed and nobody of ours has seen.
+/// A database that the port has installed, before our first migration.
 async fn of_the_port() -> Db {
     let db = Db::installed().await;
     db.run("drop table graphile_worker._rs_additions, graphile_worker._rs_workers, graphile_worker._rs_recoveries")
@@ -134,7 +134,7 @@ async fn objects_of_the_port_are_removed_and_the_jobs_of_its_dead_workers_are_un
 
     let migration = migrate_from_rust_port(&db.pool, "graphile_worker").await.unwrap();
     assert!(migration.changed);
-    assert_eq!(migration.freed_jobs, 3);
+    assert_eq!(migration.released_jobs, 3);
     assert_eq!(
         migration.to_string(),
         "schema \"graphile_worker\" updated at level 20, objects of the Rust port removed, 3 jobs of its workers released"
@@ -157,7 +157,7 @@ async fn objects_of_the_port_are_removed_and_the_jobs_of_its_dead_workers_are_un
 
     // Once is enough, and where the port never was there is nothing to do.
     let again = migrate_from_rust_port(&db.pool, "graphile_worker").await.unwrap();
-    assert!(matches!(again, Migration { changed: false, freed_jobs: 0, .. }), "{again:?}");
+    assert!(matches!(again, Migration { changed: false, released_jobs: 0, .. }), "{again:?}");
     let (log, _guard) = Log::start();
     migrate(&db.pool, "graphile_worker").await.unwrap();
     assert!(log.line("Rust port").is_none(), "{}", log.text());
@@ -171,12 +171,12 @@ async fn a_database_of_an_older_port_is_cleared_as_well() {
         .await;
     db.add_job("'a'").await;
     hold(&db, "graphile_worker_1", "1 hour").await;
-    assert_eq!(migrate_from_rust_port(&db.pool, "graphile_worker").await.unwrap().freed_jobs, 1);
+    assert_eq!(migrate_from_rust_port(&db.pool, "graphile_worker").await.unwrap().released_jobs, 1);
     assert_eq!((objects(&db).await, ledger(&db).await), (vec![], Value::Null));
 }
 
 #[tokio::test]
-async fn a_job_that_a_port_without_heartbeats_may_run_is_not_taken_from_it() {
+async fn a_job_that_a_port_without_heartbeats_may_run_stays_locked() {
     let db = of_the_port().await;
     db.add_job("'a'").await;
     hold(&db, OF_PORT, "1 hour").await;
@@ -222,7 +222,7 @@ async fn a_job_that_a_port_without_heartbeats_may_run_is_not_taken_from_it() {
     assert!(text.contains("they claimed a job 1m ") && text.contains("less than 5 minutes"), "{text}");
 
     let migration = force_migrate_from_rust_port(&db.pool, "graphile_worker").await.unwrap();
-    assert_eq!((migration.removed_rust_port, migration.freed_jobs), (true, 1));
+    assert_eq!((migration.removed_rust_port, migration.released_jobs), (true, 1));
     assert_eq!((objects(&db).await, ledger(&db).await), (vec![], Value::Null));
 }
 
@@ -259,8 +259,8 @@ async fn an_operator_sees_what_the_port_has_left() {
     migrate(&db.pool, "graphile_worker").await.unwrap();
     let utils = WorkerUtils::new(db.pool.clone(), "graphile_worker");
     let check = async || {
-        let checkup = utils.doctor().await.unwrap();
-        checkup
+        let report = utils.doctor().await.unwrap();
+        report
             .checks
             .into_iter()
             .find(|check| check.name == "rust_port")
@@ -274,7 +274,7 @@ async fn an_operator_sees_what_the_port_has_left() {
     hold(&db, OF_PORT, "1 hour").await;
     let (level, found, advice) = check().await.unwrap();
     assert_eq!(level, "problem", "{found}");
-    assert!(found.ends_with(&format!("{OF_PORT} holds 1 job: 1")) && advice.contains("frees these jobs"), "{found}");
+    assert!(found.ends_with(&format!("{OF_PORT} holds 1 job: 1")) && advice.contains("releases these jobs"), "{found}");
     let workers = utils.list_workers(Duration::from_secs(300)).await.unwrap();
     assert!(workers.len() == 1 && workers[0].of_rust_port, "{workers:?}");
     let why = utils.why(1).await.unwrap();

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Executor, SqlSafeStr};
 #[tokio::test]
 async fn every_query_can_be_prepared() {
     let db = Db::installed().await;
-    // What an old layout looks like once it has been set aside, and the tables of the Rust port.
+    // The renamed tables of an old layout, and the tables of the Rust port.
     db.run(
         "create table graphile_worker._private_workers (id text, last_heartbeat_at timestamptz);
          create table graphile_worker._private_job_retirements (id bigint);

@@ -189,7 +189,7 @@ impl Listener {
     }
 }
 
-/// A worker that runs in the background until it is told to stop.
+/// A worker that runs in the background until `stop`.
 pub(crate) struct Started {
     pub(crate) worker: Arc<Worker>,
     pub(crate) running: tokio::task::JoinHandle<Result<(), Error>>,
@@ -251,7 +251,7 @@ pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 impl Log {
     /// Until the guard is dropped.
     pub(crate) fn start() -> (Log, tracing::subscriber::DefaultGuard) {
-        // As long as there is only one subscriber, what other threads, which have none, say first is not heard here either.
+        // With a single subscriber, a callsite that another thread reaches first would be disabled for this one as well.
         static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
         LazyLock::force(&ANOTHER);
         let log = Log::default();

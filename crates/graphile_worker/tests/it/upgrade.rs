@@ -111,7 +111,7 @@ impl Site {
         self.db.value(locked).await.as_i64().unwrap()
     }
 
-    /// Null where nobody wants the step, true where somebody waits to take it, false where it is taken.
+    /// Null if the step is not requested, true while a release waits to apply it, false once it is applied.
     async fn step(&self) -> serde_json::Value {
         self.db
             .value("select (select wanted_until is not null from graphile_worker._rs_additions where id = 1000)")

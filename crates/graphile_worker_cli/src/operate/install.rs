@@ -21,7 +21,7 @@ pub(crate) struct Migrate {
     /// 0.14), and release the jobs of its workers; stop them first
     #[arg(long, conflicts_with = "max_migration_wait")]
     from_rust_port: bool,
-    /// With --from-rust-port: also if workers of the port seem to live, whose jobs would then run twice
+    /// With --from-rust-port: also if workers of the port seem to be alive; their jobs may run twice
     #[arg(long, requires = "from_rust_port")]
     force: bool,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(super) async fn run_migrate(args: Migrate, database: &Database) -> Result<()
         "changed": migration.changed,
         "moved_jobs": migration.moved_jobs,
         "removed_rust_port": migration.removed_rust_port,
-        "freed_jobs": migration.freed_jobs,
+        "released_jobs": migration.released_jobs,
         "database": name,
         "server": database.server(),
     }))

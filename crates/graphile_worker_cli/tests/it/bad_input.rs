@@ -1,4 +1,4 @@
-//! What is wrong is told in one message, with an exit code, and nothing is half done.
+//! Invalid input: one message, an exit code, and no partial effect.
 
 use crate::support::{
     Folder, empty_database, failure, failure_of, graphile_worker, installed_database, one_line, run_sql, server, texts,

@@ -124,7 +124,7 @@ fn unsupported_parameters_are_reported_and_secrets_are_not_printed() {
     }
 }
 
-/// Nobody listens there, but it is an address.
+/// A valid address without a server.
 #[test]
 fn an_ipv6_host_in_the_environment_is_an_address() {
     let mut command = graphile_worker(&["stats"]);

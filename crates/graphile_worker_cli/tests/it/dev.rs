@@ -118,7 +118,7 @@ async fn a_killed_dev_leaves_no_server_behind() {
     assert_eq!(dev.end().0, None);
     let deadline = Instant::now() + TIMEOUT;
     while server_runs(folder.path()) {
-        assert!(Instant::now() < deadline, "the server goes on");
+        assert!(Instant::now() < deadline, "the server is still running");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -139,7 +139,7 @@ fn a_missing_tasks_folder_or_initdb_is_reported_before_anything_is_created() {
     assert!(line.contains("does not contain initdb"), "{line}");
 }
 
-/// Where the tests run as root, `dev` has to work as somebody else, too.
+/// If the tests run as root, `dev` has to work as another user, too.
 #[test]
 fn an_ordinary_user_can_use_it() {
     let id = Command::new("id").arg("-u").output().unwrap();
@@ -149,7 +149,7 @@ fn an_ordinary_user_can_use_it() {
     let folder = folder_with_a_task();
     let given = Command::new("chown").args(["-R", "nobody"]).arg(folder.path()).status().unwrap();
     assert!(given.success());
-    // The binary may be where nobody else can go.
+    // The binary may be in a folder that other users cannot enter.
     let binary = folder.path().join("graphile-worker");
     std::fs::copy(graphile_worker(&[]).get_program(), &binary).unwrap();
     let mut command = Command::new("setpriv");

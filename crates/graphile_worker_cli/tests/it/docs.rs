@@ -502,3 +502,86 @@ fn files_that_contributors_are_sent_to_exist() {
         }
     }
 }
+
+/// The table says which line of the engine stands behind a rule of the model. A name that is gone sends its reader nowhere.
+#[test]
+fn rules_of_the_model_name_code_that_exists() {
+    let engine = sources(&["crates/graphile_worker/src", "crates/graphile_worker/sql"]);
+    let model = sources(&["model/src"]);
+    let page = Page::read("model/README.md");
+    let rows = page.table("| rule of the model |");
+    assert!(rows.len() > 20, "the table of the model has {} rows", rows.len());
+    for row in rows {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        for name in codes(cells[1]).flat_map(names) {
+            assert!(model.iter().any(|(_, text)| has_word(text, name)), "the model has no {name}: {row}");
+        }
+        let mut file = None;
+        for code in codes(cells[2]) {
+            let is_file = |word: &str| word.ends_with(".rs") || word.ends_with(".sql");
+            let (path, rest) = code.split_once(": ").unwrap_or(if is_file(code) { (code, "") } else { ("", code) });
+            if !path.is_empty() {
+                file = engine.iter().find(|(known, _)| known.ends_with(path));
+                assert!(file.is_some(), "there is no {path}: {row}");
+            }
+            let (path, text) = file.unwrap_or_else(|| panic!("{code} has no file: {row}"));
+            for name in names(rest) {
+                assert!(has_word(text, name), "{} has no {name}: {row}", path.display());
+            }
+        }
+    }
+}
+
+/// The walk of a job is a list of files with functions. Each function is defined in one of these files. The walk stays
+/// short: a reader comes back to few files.
+#[test]
+fn the_walk_of_a_job_is_short_and_its_functions_exist() {
+    let page = Page::read("ARCHITECTURE.md");
+    let rows: Vec<Vec<&str>> =
+        page.table("| step | file |").iter().map(|row| row.split(" | ").collect::<Vec<_>>()).collect();
+    let engine = sources(&["crates/graphile_worker/src", "crates/graphile_worker/sql"]);
+    let files: BTreeSet<&str> = rows.iter().flat_map(|cells| codes(cells[1])).collect();
+    let walk: Vec<&String> =
+        engine.iter().filter(|(path, _)| files.iter().any(|file| path.ends_with(file))).map(|(_, text)| text).collect();
+    assert_eq!(walk.len(), files.len(), "each of {files:?} is one file");
+    let rust = files.iter().filter(|file| file.ends_with(".rs")).count();
+    assert!(rust <= 10, "the walk has {rust} files in Rust");
+    for name in rows.iter().flat_map(|cells| codes(cells[2])).filter(|code| !code.contains('.')).flat_map(names) {
+        let definitions = [format!("fn {name}"), format!("struct {name}"), format!("function :\"schema\".{name}")];
+        let is_defined = |text: &&String| definitions.iter().any(|definition| text.contains(definition));
+        assert!(walk.iter().any(is_defined), "no file of the walk defines {name}");
+    }
+
+    let moves = page.snippets_in("text").into_iter().find(|text| text.starts_with("worker_utils →"));
+    let moves = moves.expect("the walk, move by move");
+    let mut seen = BTreeSet::new();
+    let back = moves.split(['→', '\n']).map(str::trim).filter(|file| !file.is_empty() && !seen.insert(*file)).count();
+    let names = files.iter().map(|file| file.rsplit('/').next().unwrap_or(file).trim_end_matches(".rs"));
+    let sql = ["add_job.sql", "110-functions.sql", "exchange.sql"];
+    assert_eq!(seen, names.filter(|name| !name.ends_with(".sql")).chain(sql).collect::<BTreeSet<_>>());
+    assert!(back <= 25, "the walk comes back {back} times");
+    assert!(page.text.contains(&format!("you come back {back} times")), "the walk comes back {back} times");
+}
+
+/// The texts of all files below these folders, with their paths.
+fn sources(folders: &[&str]) -> Vec<(PathBuf, String)> {
+    let is_below = |file: &&PathBuf| folders.iter().any(|folder| file.starts_with(folder));
+    let files = files();
+    let read = |file: &PathBuf| (file.clone(), std::fs::read_to_string(root().join(file)).unwrap());
+    files.iter().filter(is_below).map(read).collect()
+}
+
+/// What stands between backticks.
+fn codes(cell: &str) -> impl Iterator<Item = &str> {
+    cell.split('`').skip(1).step_by(2)
+}
+
+/// The identifiers of a piece of code.
+fn names(code: &str) -> impl Iterator<Item = &str> {
+    let words = code.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+    words.filter(|word| word.len() > 1 && !word.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+fn has_word(text: &str, name: &str) -> bool {
+    names(text).any(|word| word == name)
+}

@@ -1,7 +1,9 @@
 //! Databases that are not as one expects: odd times in the tables, bytes that are not UTF-8, only to be read, without a
 //! connection left.
 
-use crate::support::{Folder, empty_database, failure_of, graphile_worker, installed_database, run_sql, texts, value};
+use crate::support::{
+    Folder, Running, empty_database, failure_of, graphile_worker, installed_database, run_sql, texts, value,
+};
 use graphile_worker_devdb::{ClusterOptions, TestDatabase};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::process::Command;
@@ -123,17 +125,25 @@ async fn a_worker_reports_a_read_only_database() {
     let database = read_only_database().await;
     let folder = Folder::new();
     folder.script("tasks/t", "#!/bin/sh\n");
-    let mut command = folder.graphile_worker(&["--once", "--startup-timeout", "5"]);
-    let (code, _, log) = ran({
+    let advice = format!("run `alter database \"{}\" reset default_transaction_read_only`", database.name());
+    let worker = |arguments: &[&str]| {
+        let mut command = folder.graphile_worker(arguments);
         command.env("DATABASE_URL", database.url());
         command
-    });
-    let line = log.lines().last().unwrap_or_default();
+    };
+
+    let (code, _, log) = ran(worker(&["--once", "--startup-timeout", "0"]));
     assert_eq!(code, 1, "{log}");
-    let wanted = format!("run `alter database \"{}\" reset default_transaction_read_only`", database.name());
-    let waits = log.lines().any(|line| line.contains("waiting for the database") && line.contains(&wanted));
-    assert!(waits, "{log}");
-    assert!(line.contains(&wanted), "{line}");
+    assert!(log.lines().last().unwrap_or_default().contains(&advice), "{log}");
+
+    let mut waiting = Running::start(worker(&["--once", "--startup-timeout", "600"]));
+    waiting.line(&["WARN: waiting for the database", &advice]);
+    let writable = database.options().options([("default_transaction_read_only", "off")]);
+    let mut connection = PgConnection::connect_with(&writable).await.unwrap();
+    let reset = format!("alter database {} reset default_transaction_read_only", database.name());
+    sqlx::raw_sql(AssertSqlSafe(reset)).execute(&mut connection).await.unwrap();
+    let (code, log) = waiting.end();
+    assert_eq!(code, Some(0), "{log}");
 }
 
 #[tokio::test]

@@ -674,8 +674,8 @@ async fn uninstall_first_reports_what_it_would_drop() {
 #[tokio::test]
 async fn doctor_gives_advice_and_fails_if_there_is_a_problem() {
     let database = installed_database().await;
-    let checkup = answer(&database, &["doctor"]);
-    let check = |name: &str| checkup["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
+    let report = answer(&database, &["doctor"]);
+    let check = |name: &str| report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap();
     for name in
         ["server_version", "schema", "functions", "role", "dead_rows", "long_transactions", "notification_queue", "lag"]
     {

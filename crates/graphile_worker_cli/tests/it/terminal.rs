@@ -1,4 +1,4 @@
-//! On a terminal: colours, and `top` as somebody watches it.
+//! Output on a terminal: colours, and `top`.
 
 use crate::support::{TIMEOUT, clean, graphile_worker, installed_database, run_sql};
 use graphile_worker_devdb::TestDatabase;

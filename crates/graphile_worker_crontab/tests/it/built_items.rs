@@ -10,7 +10,7 @@ fn object(value: Value) -> Option<serde_json::Map<String, Value>> {
 }
 
 #[test]
-fn schedules_are_made_by_what_they_say() {
+fn schedules_are_built_by_methods_that_name_them() {
     for (schedule, fields) in [
         (Ok(Schedule::every_minute()), "* * * * *"),
         (Schedule::every_n_minutes(20), "*/20 * * * *"),
@@ -26,7 +26,7 @@ fn schedules_are_made_by_what_they_say() {
 }
 
 #[test]
-fn numbers_that_no_schedule_has_are_refused_with_a_sentence() {
+fn numbers_out_of_range_are_rejected_with_the_range() {
     for (schedule, sentence) in [
         (Schedule::every_n_minutes(0), "the step of the minutes is 0, expected 1–59"),
         (Schedule::every_n_minutes(60), "the step of the minutes is 60, expected 1–59"),
@@ -42,7 +42,7 @@ fn numbers_that_no_schedule_has_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn item_made_by_code_prints_as_a_line_that_is_read_as_the_same() {
+fn an_item_built_in_code_prints_as_a_line_with_the_same_meaning() {
     let mut made = Crontab::new(Schedule::daily_at(4, 30).unwrap(), "email");
     made.options.id = Some("e1".to_owned());
     made.options.fill = Some(CrontabFill::hours(5));
@@ -63,7 +63,7 @@ fn item_made_by_code_prints_as_a_line_that_is_read_as_the_same() {
 }
 
 #[test]
-fn item_that_no_line_could_say_is_refused() {
+fn an_item_that_no_line_can_express_is_rejected() {
     let mut made = Crontab::new(Schedule::every_minute(), "email");
     made.check().unwrap();
     made.options.id = Some("a b".to_owned());

@@ -28,7 +28,7 @@ fn part_of_a_list_is_underlined_alone() {
 }
 
 #[test]
-fn everything_wrong_in_a_file_is_told_at_once() {
+fn all_errors_of_a_file_are_reported_at_once() {
     says(
         "60 * * 13 * one ?max=0&prio=2 {a\n* * * * * two\nnonsense\n",
         &[
@@ -79,7 +79,7 @@ fn too_few_fields_are_counted() {
 }
 
 #[test]
-fn word_in_the_place_of_a_field_is_told() {
+fn a_word_in_place_of_a_field_is_reported() {
     says(
         "30 four * * 1 task",
         &[
@@ -111,7 +111,7 @@ fn repeated_identifier_names_both_lines() {
 }
 
 #[test]
-fn options_without_a_question_mark_are_told() {
+fn options_without_a_question_mark_are_reported() {
     says(
         "0 1 * * * email fill=2d",
         &[
@@ -151,7 +151,7 @@ fn misspelt_option_is_recognised() {
 }
 
 #[test]
-fn payload_that_is_no_object_or_no_json5_is_told() {
+fn a_payload_that_is_not_a_json5_object_is_reported() {
     says(
         "0 1 * * * email [1, 2]",
         &[
@@ -208,7 +208,7 @@ fn long_lines_are_shown_in_part() {
 }
 
 #[test]
-fn errors_are_told_one_by_one_too() {
+fn errors_are_also_available_one_by_one() {
     let error = parse_crontab("x\n* * * * * a\n* * * * * a").unwrap_err();
     let places: Vec<(usize, usize)> = error.errors.iter().map(|error| (error.line, error.column)).collect();
     assert_eq!(places, [(1, 1), (3, 11)]);
@@ -225,7 +225,7 @@ fn text_of_very_many_errors_ends_with_their_number() {
 }
 
 #[test]
-fn what_is_hardly_meant_is_a_warning_with_its_place() {
+fn a_suspicious_item_is_a_warning_with_its_place() {
     let warned = |text: &str| -> Vec<String> {
         graphile_worker_crontab::crontab_warnings(text).iter().map(ToString::to_string).collect()
     };

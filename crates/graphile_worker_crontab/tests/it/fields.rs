@@ -63,7 +63,7 @@ fn months_and_weekdays_have_names_in_any_case() {
 }
 
 #[test]
-fn values_outside_and_ranges_that_do_not_go_up_are_refused() {
+fn values_out_of_range_and_descending_ranges_are_rejected() {
     assert_eq!(refusal("60 * * * *"), "minute is `60`, expected 0–59");
     assert_eq!(refusal("* 24 * * *"), "hour is `24`, expected 0–23");
     assert_eq!(refusal("* * 0 * *"), "day of the month is `0`, expected 1–31");
@@ -92,7 +92,7 @@ fn values_outside_and_ranges_that_do_not_go_up_are_refused() {
 }
 
 #[test]
-fn fields_are_printed_the_short_way() {
+fn fields_are_printed_in_their_shortest_form() {
     for (fields, printed) in [
         ("0,15,30,45 0-23 1,11,21,31 1-3 1-5", "*/15 * */10 1-3 1-5"),
         ("1,2 5 1 1 0", "1,2 5 1 1 0"),

@@ -11,7 +11,7 @@ fn restricted_days_and_weekdays_are_either_or() {
 }
 
 #[test]
-fn days_that_are_all_there_do_not_count_as_restricted() {
+fn days_that_are_all_listed_do_not_count_as_restricted() {
     for days in ["*", "*/1", "1-31"] {
         let fired = firings(&format!("0 0 {days} * 5 task"), "2026-02-07T00:00:00Z", 2);
         assert_eq!(fired, ["2026-02-13T00:00:00Z", "2026-02-20T00:00:00Z"], "{days}");
@@ -30,7 +30,7 @@ fn leap_days_are_found_across_a_century() {
 }
 
 #[test]
-fn schedule_that_never_fires_is_no_error() {
+fn a_schedule_that_never_fires_is_not_an_error() {
     let never = item("0 0 31 2,4 * task");
     assert_eq!(never.next_after(at("2026-01-01T00:00:00Z")), None);
     assert_eq!(never.previous_before(at("2026-01-01T00:00:00Z")), None);

@@ -31,7 +31,7 @@ fn rollup_runs_every_four_hours_on_the_hour() {
 }
 
 #[test]
-fn the_diagram_of_the_documentation_is_all_comments_and_its_last_line_a_form() {
+fn the_diagram_of_the_documentation_consists_of_comments() {
     let diagram =
         "# ┌───────────── UTC minute (0 - 59)\n# │ ┌─── UTC hour (0 - 23)\n# * * * * * task ?opts {payload}\n";
     assert_eq!(parse_crontab(diagram), Ok(vec![]));
@@ -49,7 +49,7 @@ fn blank_lines_comments_and_any_white_space_around_are_skipped() {
 }
 
 #[test]
-fn next_line_character_is_no_white_space() {
+fn the_next_line_character_is_not_white_space() {
     assert!(complaint("* * * * *\u{85}task").contains("column 9"));
 }
 
@@ -79,7 +79,7 @@ fn identifier_is_the_id_or_else_the_task() {
 }
 
 #[test]
-fn five_fields_and_a_task_are_read_as_such_whenever_they_can_be() {
+fn five_fields_and_a_task_take_precedence_over_six_fields() {
     for line in ["* * * * * mon", "* * * * * mon ?max=2", "* * * * * mon {a: 1}", "* * * * * sun-sat/2"] {
         assert!(!item(line).schedule.has_seconds(), "{line}");
     }
@@ -89,7 +89,7 @@ fn five_fields_and_a_task_are_read_as_such_whenever_they_can_be() {
 }
 
 #[test]
-fn sixth_field_in_front_is_for_seconds() {
+fn the_first_of_six_fields_is_seconds() {
     let fired = firings("*/20 5 4 * * * task", "2026-01-01T04:05:10Z", 3);
     assert_eq!(fired, ["2026-01-01T04:05:20Z", "2026-01-01T04:05:40Z", "2026-01-02T04:05:00Z"]);
     assert!(item("30 * * * * * task").matches(at("2026-01-01T00:00:30.9Z")));
@@ -114,7 +114,7 @@ fn shorthands_stand_for_five_fields() {
 }
 
 #[test]
-fn one_item_is_read_from_a_text_that_has_exactly_one() {
+fn a_single_item_is_parsed_from_a_text_with_exactly_one() {
     assert_eq!(item("# a comment\n\n* * * * * task\n").task_identifier, "task");
     let none = "# a comment".parse::<Crontab>().unwrap_err().to_string();
     assert_eq!(none, "crontab line 1, column 1: expected one item, found none\n  # a comment\n  ^");

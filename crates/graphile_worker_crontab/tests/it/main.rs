@@ -29,7 +29,7 @@ fn at(text: &str) -> DateTime<Utc> {
     text.parse().unwrap()
 }
 
-/// So many firings of an item after an instant.
+/// The next `count` firings of an item after an instant.
 fn firings(line: &str, after: &str, count: usize) -> Vec<String> {
     item(line).fire_times(at(after)).take(count).map(|at| at.format("%FT%TZ").to_string()).collect()
 }

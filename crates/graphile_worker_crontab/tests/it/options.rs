@@ -65,13 +65,13 @@ fn query_strings_are_decoded_as_node_does() {
 }
 
 #[test]
-fn what_follows_a_thousand_pairs_is_ignored_as_node_does() {
+fn text_after_a_thousand_pairs_is_ignored_as_node_does() {
     assert_eq!(options(&format!("{}max=5", "&".repeat(999))).max_attempts, Some(5));
     assert_eq!(options(&format!("{}max=5", "&".repeat(1000))).max_attempts, None);
 }
 
 #[test]
-fn unknown_misspelt_and_repeated_options_are_refused() {
+fn unknown_misspelt_and_repeated_options_are_rejected() {
     assert!(refusal("prio=1").contains("unknown option `prio`, expected one of id, fill, fillLimit, max"));
     for (wrong, meant) in [
         ("fil", "fill"),
@@ -94,7 +94,7 @@ fn unknown_misspelt_and_repeated_options_are_refused() {
 }
 
 #[test]
-fn values_that_an_option_does_not_take_are_refused() {
+fn invalid_values_of_options_are_rejected() {
     for (text, expected) in [
         ("id=1a", "id is `1a`, expected a letter or `_`, then letters, digits, `_` or `-`"),
         ("id", "id is ``, expected a letter"),
@@ -118,7 +118,7 @@ fn values_that_an_option_does_not_take_are_refused() {
 }
 
 #[test]
-fn what_the_database_would_refuse_at_every_tick_is_refused_here() {
+fn options_that_the_database_would_reject_at_every_tick_are_rejected() {
     for text in ["max=0", "max=32768", "max=99999999999999999999", "priority=32768", "priority=-32769", "jobKey="] {
         assert!(refusal(text).contains("expected"), "{text}");
     }

@@ -8,7 +8,7 @@ fn payload(text: &str) -> Value {
 }
 
 #[test]
-fn json5_is_read_as_javascript_writes_it() {
+fn json5_is_parsed_as_javascript_does() {
     for (text, expected) in [
         ("{}", json!({})),
         ("{a:1,'b':2,\"c\":3,$d_é:4,}", json!({"a": 1, "b": 2, "c": 3, "$d_é": 4})),
@@ -42,14 +42,14 @@ fn json5_is_read_as_javascript_writes_it() {
 }
 
 #[test]
-fn nul_and_half_of_a_surrogate_pair_are_refused() {
+fn nul_and_lone_surrogates_are_rejected() {
     assert!(complaint(r"* * * * * task {a: '\0'}").contains("payload contains a NUL character"));
     assert!(complaint(r"* * * * * task {a: {'\u0000': 1}}").contains("payload contains a NUL character"));
     complaint(r"* * * * * task {a: '\uD800'}");
 }
 
 #[test]
-fn nesting_ends_at_a_hundred_levels() {
+fn nesting_is_limited_to_a_hundred_levels() {
     let nested = |levels: usize| format!("* * * * * task {{a: {}1{}}}", "[".repeat(levels - 1), "]".repeat(levels - 1));
     item(&nested(100));
     assert!(complaint(&nested(101)).contains("payload is nested more than 100 levels deep"));

@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_passes_the_check_prints_as_a_line_that_is_read_as_the_same(item in items()) {
+    fn a_valid_item_prints_as_a_line_with_the_same_meaning(item in items()) {
         match item.check() {
             Ok(()) => {
                 let line = item.to_string();
@@ -159,12 +159,12 @@ proptest! {
     }
 
     #[test]
-    fn fields_print_as_fields_that_are_read_as_the_same(schedule in schedules()) {
+    fn fields_print_as_fields_with_the_same_meaning(schedule in schedules()) {
         prop_assert_eq!(schedule.to_string().parse(), Ok(schedule));
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in any::<String>()) {
+    fn any_text_is_parsed_or_rejected(text in any::<String>()) {
         if let Err(error) = parse_crontab(&text) {
             prop_assert!(!error.to_string().is_empty());
         }
@@ -172,14 +172,14 @@ proptest! {
     }
 
     #[test]
-    fn any_words_are_read_or_refused(words in vec(prop_oneof![Just("*".to_owned()), Just("mon".to_owned()), "[0-9*/,-]{1,5}", "[?{@#].{0,8}", "\\PC{0,6}"], 0..10)) {
+    fn any_words_are_parsed_or_rejected(words in vec(prop_oneof![Just("*".to_owned()), Just("mon".to_owned()), "[0-9*/,-]{1,5}", "[?{@#].{0,8}", "\\PC{0,6}"], 0..10)) {
         if let Err(error) = parse_crontab(&words.join(" ")) {
             prop_assert!(!error.to_string().is_empty());
         }
     }
 
     #[test]
-    fn any_line_that_is_nearly_right_is_read_or_refused(line in nearly_lines()) {
+    fn any_almost_valid_line_is_parsed_or_rejected(line in nearly_lines()) {
         match parse_crontab(&line) {
             Ok(items) => for item in items {
                 prop_assert_eq!(item.check(), Ok(()));
@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn firings_are_those_found_minute_by_minute(fields in five_fields(), zone in zones(), seed in any::<u32>()) {
+    fn fire_times_are_those_found_minute_by_minute(fields in five_fields(), zone in zones(), seed in any::<u32>()) {
         let mut item = Crontab::new(fields.parse().unwrap(), "task");
         item.options.tz = Some(zone);
         let from = near_a_change(zone, seed).with_second(0).unwrap();

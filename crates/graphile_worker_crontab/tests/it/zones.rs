@@ -11,7 +11,7 @@ fn local_time_moves_with_the_season() {
 }
 
 #[test]
-fn weekday_is_that_of_the_zone() {
+fn the_weekday_is_that_of_the_time_zone() {
     assert_eq!(firings("0 1 * * mon task ?tz=Asia/Tokyo", "2026-01-01T00:00:00Z", 1), ["2026-01-04T16:00:00Z"]);
 }
 
@@ -32,7 +32,7 @@ fn several_skipped_times_and_a_regular_one_are_one_firing() {
 }
 
 #[test]
-fn skipped_time_of_an_hourly_item_is_made_up_for_too() {
+fn a_skipped_time_of_an_hourly_item_fires_after_the_gap_too() {
     let fired = firings("30 * * * * task ?tz=Europe/Paris", "2026-03-29T00:00:00Z", 3);
     assert_eq!(fired, ["2026-03-29T00:30:00Z", "2026-03-29T01:00:00Z", "2026-03-29T01:30:00Z"]);
 }
@@ -83,7 +83,7 @@ fn half_hour_changes_of_lord_howe() {
 }
 
 #[test]
-fn day_that_apia_skipped_fires_at_the_first_instant_of_the_next() {
+fn the_day_that_apia_skipped_fires_at_the_start_of_the_next_day() {
     // There was no 30 December 2011: it became the 31st at 10:00 UTC of the 30th.
     let fired = firings("0 8 30 12 * task ?tz=Pacific/Apia", "2011-01-01T00:00:00Z", 2);
     assert_eq!(fired, ["2011-12-30T10:00:00Z", "2012-12-29T18:00:00Z"]);

@@ -1,5 +1,5 @@
-//! Hosts: long-lived child processes that run task files of other languages. This file decides how many there are and
-//! which one gets a job; `process` is one of them, `protocol` what is said, `language` what they are started with.
+//! Hosts: long-lived child processes that run task files of other languages. This file decides how many hosts run, and
+//! which of them gets a job. `process` is one host, `protocol` defines the frames, `language` the commands that start hosts.
 //!
 //! ```text
 //!   runner ── Script::task ── Pool::place ──► Process ══ socket ══ node, python, … ── your file
@@ -27,33 +27,33 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-/// Of several hosts, one that had nothing to do for so long ends.
+/// How long a host may be idle before it is ended, unless it is the last one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often idle hosts are looked for.
+/// The interval between two checks for idle hosts.
 const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a host is started that ends at once, before that counts as a failure.
+/// How many times in a row a host that ends at once is started, before that counts as a failure.
 const START_TRIES: u32 = 3;
 
-/// How long after a host could not be started nobody tries again.
+/// The pause after a failed start before the pool starts a host again.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a job that waits for a host to be started looks whether one of the others has time again.
+/// How often a job that waits for a new host checks whether one of the others is free again.
 const HOST_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a task has to end by itself once it was told that its timeout has passed.
+/// How long a task may take to end by itself after it was aborted because of its timeout.
 const SCRIPT_CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// How long after the worker began to leave a task is told so at the latest: as long as Node's worker waits.
+/// The maximum time between a request to stop and the abort of running tasks: as long as Node's worker waits.
 const ABORT_DELAY: Duration = Duration::from_secs(5);
 
-/// A job that ran beside others when their host ended, and which may be to blame, has a host for itself until it has run this
-/// much longer than before, and not much longer than this: others may wait for the same.
+/// A suspect, a job that may have ended its host, gets a host for itself until it has run for `TRIAL_MARGIN` longer than
+/// before, and for `LONGEST_TRIAL` at most: other suspects may be waiting.
 const TRIAL_MARGIN: Duration = Duration::from_secs(1);
 const LONGEST_TRIAL: Duration = Duration::from_secs(10);
 
-/// How hosts of task files are run: which programs, how many, how large.
+/// Settings of the hosts: their programs, their number and their memory.
 ///
 /// ```
 /// use graphile_worker_scripts::HostOptions;
@@ -77,34 +77,34 @@ impl Default for HostOptions {
 }
 
 impl HostOptions {
-    /// The Node that runs JavaScript and TypeScript (default: `node` on the PATH; at least 18).
+    /// Sets the Node that runs JavaScript and TypeScript (default: `node` on the PATH; at least 18).
     pub fn node(mut self, program: impl Into<PathBuf>) -> HostOptions {
         self.node = Some(program.into());
         self
     }
 
-    /// The Python that runs Python files (default: that of `VIRTUAL_ENV`, of a `.venv` beside or above the folder of
-    /// the tasks, else `python3` on the PATH; at least 3.9).
+    /// Sets the Python that runs Python files (default: that of `VIRTUAL_ENV`, of a `.venv` beside or above the folder of
+    /// tasks, else `python3` on the PATH; at least 3.9).
     pub fn python(mut self, program: impl Into<PathBuf>) -> HostOptions {
         self.python = Some(program.into());
         self
     }
 
-    /// How many hosts of a language may run at once (default: the number of cores). A second one is started only when
-    /// the first has no time left.
+    /// Sets the maximum number of hosts per language (default: the number of cores). A second host starts only while
+    /// the first is busy.
     pub fn max_hosts(mut self, hosts: usize) -> HostOptions {
         self.max_hosts = Some(hosts.max(1));
         self
     }
 
-    /// A host that holds more memory than this many bytes is killed, and the job that needs so much has failed (default 4 GiB;
-    /// `None`: no limit). Only where the system has `/proc`.
+    /// Sets the memory limit of a host in bytes (default: 4 GiB; `None`: no limit). A host that exceeds it is killed, and
+    /// the job that caused it fails. Needs a system with `/proc`.
     pub fn memory_limit(mut self, bytes: Option<u64>) -> HostOptions {
         self.memory_limit = bytes;
         self
     }
 
-    /// Runs files with these endings by a host of your own, which is started by this command and speaks the protocol
+    /// Adds a language: this command starts a host of your own for files with these extensions. It speaks the protocol
     /// of `docs/host-protocol.md`.
     pub fn language(
         mut self,
@@ -120,21 +120,21 @@ impl HostOptions {
         self
     }
 
-    /// All languages that files may be written in. Where several files differ only in their endings, the first
-    /// language, and of its endings the first, is meant.
+    /// All languages of task files. If several files differ only in their extensions, the first language wins, and of its
+    /// extensions the first.
     pub(crate) fn languages(&self) -> Vec<Language> {
         let others = self.others.iter().cloned().map(Language::Other);
         [Language::JavaScript, Language::Python].into_iter().chain(others).collect()
     }
 }
 
-/// What all hosts of a worker have in common.
+/// What all hosts of a worker share.
 pub(crate) struct HostSettings {
     pub(crate) options: HostOptions,
     pub(crate) setup: TaskSourceSetup,
 }
 
-/// The hosts of a worker, of all languages. When it is dropped, they end.
+/// The hosts of a worker, of all languages. Dropping this ends them.
 pub(crate) struct Hosts {
     settings: Arc<HostSettings>,
     tasks_dir: Arc<Path>,
@@ -146,24 +146,24 @@ impl Hosts {
         Hosts { settings: Arc::new(settings), tasks_dir: tasks_dir.into(), pools: Mutex::default() }
     }
 
-    /// How tasks reach the worker's database.
+    /// The worker's database, for connections of tasks.
     pub(crate) fn database(&self) -> &DatabaseConfig {
         &self.settings.setup.database
     }
 
-    /// The languages that there are hosts for.
+    /// The languages that have hosts.
     pub(crate) fn languages(&self) -> Vec<Language> {
         self.settings.options.languages()
     }
 
-    /// Loads a task's file, or its new version. Jobs that run go on with the old one; where the new one does not load,
-    /// so do all others.
+    /// Loads a task's file, or its new version. Running jobs continue with the old version. If the new one does not load,
+    /// so do later jobs.
     pub(crate) async fn load(&self, language: &Language, identifier: &str, path: &Path) -> Result<Script, NotLoaded> {
         let (pool, name, file) = (self.pool(language), identifier.to_owned(), path.to_owned());
-        // On its own: whoever waits for it may be dropped, and a host that is half started must not be left like that.
+        // In a task of its own: the caller may be dropped, and that must not leave a host half started.
         let loading = tokio::spawn(async move { pool.load(&name, &file).await });
         let script = loading.await.map_err(|error| NotLoaded::Refused(error.to_string()))??;
-        // Its file may have been one of another language before.
+        // The task may have been a file of another language before.
         for (_, pool) in self.lock().iter().filter(|(other, _)| *other != language) {
             pool.unload(identifier);
         }
@@ -177,14 +177,13 @@ impl Hosts {
         }
     }
 
-    /// Ends all hosts, and returns when they have. The next job starts one again.
+    /// Ends all hosts, and returns when they have ended. The next job starts one again.
     pub(crate) async fn stop(&self) {
         let pools: Vec<Arc<Pool>> = self.lock().values().cloned().collect();
         futures_util::future::join_all(pools.iter().map(|pool| pool.stop())).await;
     }
 
-    /// Ends the hosts in which there are jobs that nobody waits for any more, and returns when they have; when somebody
-    /// insists, they are killed at once.
+    /// Ends the hosts with running jobs, and returns when they have ended. If `forced` is cancelled, kills them at once.
     pub(crate) async fn end_jobs(&self, forced: &CancellationToken) {
         let pools: Vec<Arc<Pool>> = self.lock().values().cloned().collect();
         let busy: Vec<Arc<Process>> = pools.iter().flat_map(|pool| pool.busy()).collect();
@@ -221,9 +220,9 @@ impl Drop for Hosts {
 /// Why a task's file could not be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotLoaded {
-    /// The file is to blame.
+    /// The file does not load.
     Refused(String),
-    /// There is no host to load it in. There may be one later.
+    /// No host is running that could load it. One may start later.
     NoHost(String),
 }
 
@@ -235,25 +234,25 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// The task, for a worker. It runs the newest version that was loaded.
+    /// The task, for a worker. It runs the newest version that has loaded.
     pub(crate) fn definition(&self) -> JobDefinition {
         let script = self.clone();
         let run = move |ctx| script.clone().run(ctx);
         JobDefinition::external(&self.file.identifier, TaskOptions::default(), SCRIPT_CANCEL_GRACE, run)
     }
 
-    /// Runs a job to its end, and again if its host ended over another job. That costs no attempt: the job stays claimed, so
-    /// that no other worker starts it meanwhile, and the next one of its queue waits.
+    /// Runs a job to its end, and again if another job has ended its host. That costs no attempt: the job stays claimed, so
+    /// that no other worker can start it, and the next job of its queue waits.
     async fn run(self, ctx: WorkerContext) -> TaskResult {
-        let mut seat = Isolation::first(ctx.job());
+        let mut isolation = Isolation::first(ctx.job());
         let mut crashes = 0;
         loop {
             ctx.pause_timeout();
             let begun = tokio::select! {
                 biased;
-                begun = self.pool.begin(&self.file, &ctx, &seat) => begun,
-                // The worker is leaving, and a job that has not begun need not.
-                () = ctx.cancellation_token().cancelled(), if seat.is_alone() => return TaskResult::released(),
+                begun = self.pool.begin(&self.file, &ctx, &isolation) => begun,
+                // The worker is stopping, and the job has not started yet.
+                () = ctx.cancellation_token().cancelled(), if isolation.is_alone() => return TaskResult::released(),
             };
             ctx.restart_timeout();
             let (run, reservation) = match begun {
@@ -261,12 +260,12 @@ impl Script {
                 Err(why) => return Err(TaskError::jittered(why)).into(),
             };
             let began = Instant::now();
-            let crash = match self.ended(run, reservation, &seat, &ctx).await {
+            let crash = match self.ended(run, reservation, &isolation, &ctx).await {
                 RunResult::WithHost(crash) => crash,
                 ended => return answer(ended, &ctx),
             };
             if matches!(crash.blame, Blame::This) {
-                seat.prove();
+                isolation.prove();
             }
             crashes += 1;
             let Some(next) = Isolation::after(&crash, crashes, began) else {
@@ -275,21 +274,21 @@ impl Script {
             if ctx.cancellation_token().is_cancelled() {
                 return TaskResult::released();
             }
-            seat = next;
-            log_rerun(&crash, &seat);
+            isolation = next;
+            log_rerun(&crash, &isolation);
         }
     }
 
-    /// Waits for the end of a run. A host that it has for itself is others', too, as soon as its trial is over.
+    /// Waits for the end of a run. If the job has a host for itself, other jobs may use that host once the trial is over.
     async fn ended(
         &self,
         run: Run,
         reservation: Option<Reservation>,
-        seat: &Isolation,
+        isolation: &Isolation,
         ctx: &WorkerContext,
     ) -> RunResult {
         let mut ended = pin!(run.ended(self.must_stop(ctx)));
-        let trial = match seat {
+        let trial = match isolation {
             Isolation::Alone { trial: Some(trial), .. } => *trial,
             _ => return ended.await,
         };
@@ -302,8 +301,8 @@ impl Script {
         }
     }
 
-    /// Returns when a job is to be told to stop: when its time is up, and some time after the worker began to leave. Until
-    /// then it may well finish; code that was told mostly fails.
+    /// Returns when a job should be aborted: when its timeout has passed, or some time after the worker began to stop. Until
+    /// then the job may well finish; most code that is aborted fails.
     async fn must_stop(&self, ctx: &WorkerContext) {
         let half_time = self.pool.settings.setup.shutdown_grace_period / 2;
         let leaving = async {
@@ -331,16 +330,16 @@ fn answer(ended: RunResult, ctx: &WorkerContext) -> TaskResult {
     }
 }
 
-/// The log names the jobs that are to blame for another run: the error of this job will not, because it has none.
-fn log_rerun(crash: &Crash, seat: &Isolation) {
-    let (reason, alone) = (&*crash.sentence, seat.is_alone());
+/// Logs why a job runs again, with the culprit or the suspects. The job itself has no error that could name them.
+fn log_rerun(crash: &Crash, isolation: &Isolation) {
+    let (reason, alone) = (&*crash.sentence, isolation.is_alone());
     match &crash.blame {
         Blame::Unknown(suspects) => {
             let names: Vec<String> = suspects.names.iter().map(ToString::to_string).collect();
             warn!(suspects = names.join(", "), alone, reason, "the job runs again, which costs no attempt");
         }
         Blame::Other(culprit) => warn!(culprit, alone, reason, "the job runs again, which costs no attempt"),
-        Blame::This | Blame::Nobody => {}
+        Blame::This | Blame::NoJob => {}
     }
 }
 
@@ -348,17 +347,17 @@ fn log_rerun(crash: &Crash, seat: &Isolation) {
 enum Isolation {
     Shared,
     Alone {
-        /// Its place in the line of those who wait for that.
+        /// Its place among the jobs that wait for a host of their own.
         place: PlaceInLine,
-        /// How long; `None`: to its end.
+        /// For how long; `None`: to its end.
         trial: Option<Duration>,
-        /// Those of which one has crashed their host. Once it is known which one, the others need not run alone.
+        /// The jobs of which one has crashed their host. Once the culprit is known, the others need not run alone.
         suspects: Option<Arc<Suspects>>,
     },
 }
 
-/// Whoever has waited longer comes first; of those whose host ended at the same moment, the one that had begun last: most
-/// crash soon.
+/// The job whose host ended first comes first. Among jobs of the same host, it is the one that started last, because most
+/// crashes happen soon after the start.
 type PlaceInLine = (Instant, Reverse<Instant>);
 
 impl Isolation {
@@ -366,7 +365,7 @@ impl Isolation {
         Isolation::Alone { place: (Instant::now(), Reverse(began)), trial: None, suspects: None }
     }
 
-    /// A job that has crashed a host, on whatever worker, will do so again.
+    /// A job that has crashed a host on any worker is likely to crash another.
     fn first(job: &graphile_worker::Job) -> Isolation {
         match &job.last_error {
             Some(error) if error.starts_with(HOST_ENDED) => Isolation::to_the_end(Instant::now()),
@@ -374,11 +373,11 @@ impl Isolation {
         }
     }
 
-    /// Where a job runs again whose host has ended; `None` if that was its own doing. At the second time it runs alone to its
-    /// end, so that it ends whatever comes beside it.
+    /// How a job runs again after its host has ended; `None` if the job itself was the cause. After a second crash it runs
+    /// alone to its end, so that no other job can stop it from finishing.
     fn after(crash: &Crash, crashes: u32, began: Instant) -> Option<Isolation> {
         match &crash.blame {
-            Blame::This | Blame::Nobody => None,
+            Blame::This | Blame::NoJob => None,
             _ if crashes > 1 => Some(Isolation::to_the_end(began)),
             Blame::Other(_) => Some(Isolation::Shared),
             Blame::Unknown(suspects) => {
@@ -400,14 +399,14 @@ impl Isolation {
         }
     }
 
-    /// This job was to blame.
+    /// Records that this job was the culprit.
     fn prove(&self) {
         if let Some(suspects) = self.suspects() {
             suspects.proven.cancel();
         }
     }
 
-    /// Returns when another job is known to be to blame.
+    /// Returns when another job has proven to be the culprit.
     async fn is_cleared(&self) {
         match self.suspects() {
             Some(suspects) => suspects.proven.cancelled().await,
@@ -416,7 +415,7 @@ impl Isolation {
     }
 }
 
-/// A host that a job has for itself, until this is dropped.
+/// Reserves a host for one job, until this is dropped.
 struct Reservation {
     pool: Arc<Pool>,
     process: Arc<Process>,
@@ -461,9 +460,9 @@ impl Drop for InLine {
 /// A task's file.
 struct File {
     identifier: Arc<str>,
-    /// The version that new jobs run; 0 before the first was loaded.
+    /// The version that new jobs run; 0 before the first has loaded.
     generation: AtomicU64,
-    /// The last version that was tried.
+    /// The last version that was loaded, successfully or not.
     tried: AtomicU64,
     path: Mutex<String>,
 }
@@ -481,7 +480,7 @@ struct Pool {
     tasks_dir: Arc<Path>,
     max_hosts: usize,
     state: Mutex<PoolState>,
-    /// Notified when a host has come, or could not.
+    /// Notified when a host has started or failed to start, or is free again.
     changed: Notify,
     /// Held while files are loaded, so that all hosts have the same versions.
     loading: tokio::sync::Mutex<()>,
@@ -494,27 +493,27 @@ struct PoolState {
     is_starting: bool,
     is_closed: bool,
     is_supervised: bool,
-    /// How often all hosts were told to end: one that was being started then is not wanted either.
+    /// How many times all hosts were ended. A host that was starting at that moment is ended as well.
     stops: u64,
-    /// When a host could not be started, and why.
+    /// When the last start failed, and why.
     failure: Option<(Instant, String)>,
     /// The jobs that wait for a host of their own.
     line: BTreeSet<(PlaceInLine, u64)>,
     last_in_line: u64,
 }
 
-/// A host and what is loaded in it: the version of each task, or why it is not.
+/// A host, and what is loaded in it: the version of each task, or the reason why it does not load.
 struct Host {
     process: Arc<Process>,
     loaded: HashMap<Arc<str>, Result<u64, String>>,
-    /// Whether a job has it for itself.
+    /// Whether it is reserved for one job.
     is_reserved: bool,
 }
 
 /// Where a job goes.
 enum Place {
     Begun(Run, Option<Reservation>),
-    /// Nowhere yet: a host is being started.
+    /// Nowhere yet: the job waits for a host.
     Later,
     Nowhere(String),
 }
@@ -534,22 +533,22 @@ impl Pool {
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        // Nothing in here leaves the state half changed when it panics.
+        // A panic while the lock is held leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a job to a host, when there is one.
+    /// Starts a job in a host. Waits until a host can take it.
     async fn begin(
         self: &Arc<Self>,
         file: &Arc<File>,
         ctx: &WorkerContext,
-        seat: &Isolation,
+        isolation: &Isolation,
     ) -> Result<(Run, Option<Reservation>), String> {
-        if let Isolation::Alone { place, .. } = seat {
+        if let Isolation::Alone { place, .. } = isolation {
             let in_line = InLine::new(self, *place);
             tokio::select! {
                 biased;
-                () = seat.is_cleared() => {}
+                () = isolation.is_cleared() => {}
                 begun = self.begin_by(|| self.place_alone(file, ctx, &in_line)) => return begun,
             }
         }
@@ -560,18 +559,18 @@ impl Pool {
         loop {
             match place() {
                 Place::Begun(run, reservation) => return Ok((run, reservation)),
-                // Should it change just before, the next look will do.
+                // If the notification came just before, the timeout ends the wait.
                 Place::Later => drop(tokio::time::timeout(HOST_POLL_INTERVAL, self.changed.notified()).await),
                 Place::Nowhere(why) => return Err(why),
             }
         }
     }
 
-    /// Gives a job a host in which nothing else runs, when it is its turn and there is one.
+    /// Starts a job in an idle host and reserves that host for it, if it is the job's turn and a host is idle.
     fn place_alone(self: &Arc<Self>, file: &Arc<File>, ctx: &WorkerContext, in_line: &InLine) -> Place {
         let mut state = self.state();
         if !state.files.contains_key(&file.identifier) {
-            return Place::Nowhere(format!("{} is no task any more", file.path()));
+            return Place::Nowhere(format!("{} is no longer a task", file.path()));
         }
         if state.is_closed {
             return Place::Nowhere(format!("the hosts for {} have ended", self.language.name()));
@@ -605,7 +604,7 @@ impl Pool {
         }
     }
 
-    /// How many hosts there may be: one more where jobs run alone, so that others run beside them.
+    /// The maximum number of hosts: one more while jobs run alone, so that other jobs continue.
     fn most_hosts(&self, state: &PoolState) -> usize {
         self.max_hosts + usize::from(state.reserved() > 0 || !state.line.is_empty())
     }
@@ -613,7 +612,7 @@ impl Pool {
     fn place(self: &Arc<Self>, file: &Arc<File>, ctx: &WorkerContext) -> Place {
         let mut state = self.state();
         if !state.files.contains_key(&file.identifier) {
-            return Place::Nowhere(format!("{} is no task any more", file.path()));
+            return Place::Nowhere(format!("{} is no longer a task", file.path()));
         }
         let generation = file.generation.load(Ordering::Acquire);
         let most_hosts = self.most_hosts(&state);
@@ -629,10 +628,10 @@ impl Pool {
                 break (None, false, alive);
             };
             if load.is_blocked() && alive < most_hosts && state.may_start() {
-                // Behind a job that never ends it would wait for ever. The next host is there in a moment.
+                // The job could wait for ever behind one that never ends. Another host starts in a moment.
                 break (None, false, alive);
             }
-            // It may have ended since it was asked; then the others are.
+            // If the host has ended in the meantime, the loop tries another one.
             if let Some(run) = host.process.begin(&file.identifier, generation, ctx) {
                 let has_time = load.jobs == 0 || !(load.is_blocked() || load.is_busy);
                 break (Some(run), has_time, alive);
@@ -659,7 +658,7 @@ impl Pool {
         let pool = self.clone();
         tokio::spawn(async move {
             let _loading = pool.loading.lock().await;
-            // Whoever loaded a file meanwhile may have started one.
+            // Loading a file may have started a host in the meantime.
             let is_wanted = {
                 let state = pool.state();
                 state.running().count() < pool.most_hosts(&state)
@@ -673,7 +672,7 @@ impl Pool {
         });
     }
 
-    /// Starts a host with all files loaded in it. `loading` is held.
+    /// Starts a host with all files loaded in it. The caller holds `loading`.
     async fn start_host(self: &Arc<Self>) {
         let stops = {
             let mut state = self.state();
@@ -702,7 +701,7 @@ impl Pool {
         self.changed.notify_waiters();
     }
 
-    /// A host in which every file that loads is loaded. A file that ends the process is left out of the next try.
+    /// Starts a process and loads all files in it. If a file ends the process, the next try leaves that file out.
     async fn started_host(&self) -> Result<Host, String> {
         let command = self.language.command(&self.settings.options, &self.tasks_dir).await?;
         let launch = Arc::new(Launch {
@@ -756,7 +755,7 @@ impl Pool {
         }
     }
 
-    /// A process that ends before it is ready may have been unlucky: it is started again.
+    /// Starts a process. If it ends before it is ready, tries again: the cause may be temporary.
     async fn started_process(&self, launch: &Arc<Launch>) -> Result<Arc<Process>, String> {
         let mut tries = 1;
         loop {
@@ -767,7 +766,7 @@ impl Pool {
                         label = "host",
                         language = self.language.name(),
                         reason = why,
-                        "a host did not start: trying again"
+                        "a host did not start: retrying"
                     );
                     tokio::time::sleep(START_PAUSE / 10 * tries).await;
                     tries += 1;
@@ -792,10 +791,10 @@ impl Pool {
         });
         let generation = file.tried.fetch_add(1, Ordering::AcqRel) + 1;
         let mut problem = None;
-        // A host that ends meanwhile, over this file or another reason, is replaced once.
+        // A host that ends while it loads, because of this file or not, is replaced once.
         for _ in 0..2 {
             if !self.has_host() {
-                // What keeps it from starting would keep it at the next file, and take as long.
+                // After a recent failure another start would probably fail as well, and take as long.
                 if !self.state().failed_lately() {
                     self.start_host().await;
                 }
@@ -811,7 +810,7 @@ impl Pool {
                     return Ok(Script { file, pool: self.clone() });
                 }
                 Err(LoadError::Refused(why)) => return Err(NotLoaded::Refused(why)),
-                // It may have been killed for another reason; the second time it was the file.
+                // The first time there may be another cause; the second time it is the file.
                 Err(LoadError::EndedHost(why)) => problem = Some(NotLoaded::Refused(why)),
                 Err(LoadError::HostGone(why)) => problem = Some(NotLoaded::NoHost(why.to_string())),
             }
@@ -825,7 +824,7 @@ impl Pool {
         state.running().next().is_some()
     }
 
-    /// Loads a version in all hosts; fine where one of them has it.
+    /// Loads a version in all hosts. One host that has loaded it is enough.
     async fn load_in_hosts(&self, file: &Arc<File>, path: &str, generation: u64) -> Result<(), LoadError> {
         let processes: Vec<Arc<Process>> = self.state().running().map(|host| host.process.clone()).collect();
         let loads = processes.iter().map(|process| process.load(&file.identifier, path, generation));
@@ -839,7 +838,7 @@ impl Pool {
                 host.loaded.insert(file.identifier.clone(), Ok(generation));
             }
             if result.is_err() {
-                // Where others have the new version, jobs go to those.
+                // If other hosts have the new version, jobs go to them.
                 behind.push(process.clone());
             }
             match (&ended, &result) {
@@ -900,12 +899,13 @@ impl Host {
 }
 
 impl PoolState {
-    /// How many hosts jobs have for themselves.
+    /// The number of hosts that are reserved for one job.
     fn reserved(&self) -> usize {
         self.running().filter(|host| host.is_reserved).count()
     }
 
-    /// Whether the only idle host is for a job that waits to run alone: with others always in the way it would wait for ever.
+    /// Whether the only idle host is kept for a job that waits to run alone. Otherwise other jobs could always be faster, and
+    /// that job would never start.
     fn keeps_an_idle_host(&self, max_hosts: usize) -> bool {
         let idle = self.running().filter(|host| !host.is_reserved && host.process.load_now().jobs == 0).count();
         !self.line.is_empty() && self.reserved() < max_hosts && idle == 1
@@ -915,12 +915,12 @@ impl PoolState {
         self.hosts.retain(|host| !host.process.has_ended());
     }
 
-    /// Those that take jobs.
+    /// The hosts that take jobs.
     fn running(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().filter(|host| host.process.load_now().takes_jobs)
     }
 
-    /// Whether another host is being started, or can be.
+    /// Whether another host is starting, or can start.
     fn may_start(&self) -> bool {
         !self.is_closed && (self.is_starting || !self.failed_lately())
     }
@@ -929,7 +929,7 @@ impl PoolState {
         self.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < START_PAUSE)
     }
 
-    /// Why no host has a file, if that is known of all of them.
+    /// Why the file does not load, if no running host could load it.
     fn refusal(&self, file: &File) -> Option<String> {
         let refusals = self.running().map(|host| host.loaded.get(&file.identifier)?.as_ref().err().cloned());
         let why = refusals.collect::<Option<Vec<_>>>()?.pop()?;
@@ -937,7 +937,7 @@ impl PoolState {
     }
 }
 
-/// Forgets hosts that have ended; ends those that are not needed any more, but for one.
+/// Forgets hosts that have ended, and ends idle ones, except for one.
 async fn supervise(pool: std::sync::Weak<Pool>) {
     loop {
         tokio::time::sleep(IDLE_INTERVAL).await;

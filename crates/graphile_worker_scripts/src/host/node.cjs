@@ -1,6 +1,6 @@
 // The host for JavaScript and TypeScript: runs task files for the worker that started this process.
 // It speaks the protocol of docs/host-protocol.md over a socket, and leaves stdin, stdout and stderr to the tasks.
-// Node evaluates it as global code: the function around it keeps its names out of the way of tasks.
+// Node evaluates it as global code: the function around it keeps its names from the tasks.
 (() => {
 "use strict";
 
@@ -17,30 +17,30 @@ const util = require("node:util");
 
 const PROTOCOL = 1;
 const LEVELS = ["error", "warning", "info", "debug"];
-const LONGEST_GOODBYE_MS = 1000;
-const LONGEST_CHECK_MS = 20000;
-const MOST_CAUSES = 8;
-// A task may put others in their place.
+const EXIT_TIMEOUT_MS = 1000;
+const CHECK_TIMEOUT_MS = 20000;
+const MAX_CAUSES = 8;
+// Captured here, because a task may replace the globals.
 const { setImmediate, setTimeout } = globalThis;
 
 const fd = Number(process.env.GRAPHILE_WORKER_HOST_FD);
-// Not for the processes that tasks start.
+// Child processes of tasks must not see it.
 delete process.env.GRAPHILE_WORKER_HOST_FD;
 process.title = "graphile-worker host (node)";
-// Code that looks for the name of the program finds one.
+// For code that reads the name of the program.
 process.argv[1] ??= "graphile-worker";
-// Some start another Node with the options of this one: they are not to start another host.
+// Code that starts another Node with the options of this one must not start another host.
 process.execArgv = process.execArgv.filter((option, place, all) => !/^--(eval|input-type)\b/.test(option) && all[place - 1] !== "--eval");
 
-/** What the worker said at the beginning. */
+/** The worker's `hello` frame. */
 let hello = { log_level: "info" };
 /** Task functions by name, then by generation. */
 const tasks = new Map();
-/** Files that were loaded before, so that the next load must not come from a cache. */
+/** Files that were loaded before. The next load must not come from a cache. */
 const loadedFiles = new Set();
-/** Jobs that run, by the id of their run. */
+/** Running jobs, by the id of their run. */
 const runs = new Map();
-/** Calls to the worker that wait for their answer, by id. */
+/** Calls to the worker without an answer so far, by id. */
 const calls = new Map();
 /** Names of queues by id: a queue is never renamed. */
 const queueNames = new Map();
@@ -48,21 +48,21 @@ const queueNames = new Map();
 const current = new AsyncLocalStorage();
 
 // ---------------------------------------------------------------------------------------------------------------
-// Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
+// Frames. Those of one turn of the event loop are collected and sent in one write.
 
-/** Bytes go past the streams of Node, which would take longer than a small job. */
+/** Reads bytes without Node's streams, which take longer than a small job. */
 const onread = { buffer: Buffer.allocUnsafe(64 * 1024), callback: receive };
 const socket = new net.Socket({ fd, readable: true, writable: true, onread });
-let said = [];
+let outgoing = [];
 let doneIds = [];
 let flushIsDue = false;
-/** Pieces of a line whose end has not come yet. */
+/** Pieces of a line whose end has not arrived yet. */
 let unfinishedLine = [];
-/** A run whose second line, the job, has not come yet. */
+/** A run whose second line, the job, has not arrived yet. */
 let halfRun = null;
 
-function say(frame) {
-  said.push(JSON.stringify(frame));
+function send(frame) {
+  outgoing.push(JSON.stringify(frame));
   flushSoon();
 }
 
@@ -74,27 +74,27 @@ function flushSoon() {
 
 function flush() {
   flushIsDue = false;
-  const text = takeSaid();
+  const text = takeOutgoing();
   if (text !== "") socket.write(text);
 }
 
-/** Everything there is to say. Runs are done after all that was said during them. */
-function takeSaid() {
+/** All frames to be sent. `done` comes last, after everything that its runs have sent. */
+function takeOutgoing() {
   if (doneIds.length > 0) {
-    said.push(JSON.stringify({ type: "done", ids: doneIds }));
+    outgoing.push(JSON.stringify({ type: "done", ids: doneIds }));
     doneIds = [];
   }
-  if (said.length === 0) return "";
-  const text = said.join("\n") + "\n";
-  said = [];
+  if (outgoing.length === 0) return "";
+  const text = outgoing.join("\n") + "\n";
+  outgoing = [];
   return text;
 }
 
-/** For the moment before the process ends. */
+/** Sends the rest synchronously, just before the process ends. */
 function flushAtOnce() {
-  // Half a frame may be on its way: what we have to say must not get into it.
+  // Part of a frame may still be buffered by Node: another frame must not end up in the middle of it.
   if (socket.writableLength > 0) return;
-  let rest = Buffer.from(takeSaid());
+  let rest = Buffer.from(takeOutgoing());
   for (let attempts = 0; rest.length > 0 && attempts < 1000; attempts++) {
     try {
       rest = rest.subarray(fs.writeSync(fd, rest));
@@ -114,7 +114,7 @@ function receive(length, buffer) {
   const lines = textOf([...unfinishedLine, bytes.subarray(0, end)]).split("\n");
   unfinishedLine = end + 1 < length ? [Buffer.from(bytes.subarray(end + 1))] : [];
   const frames = framesIn(lines);
-  // A job that waited behind a long one may be unwanted by now: then it does not begin.
+  // A job that waited behind a long one may be aborted already: then it does not start.
   const unwanted = new Set();
   for (const frame of frames) if (frame.type === "abort") unwanted.add(frame.id);
   for (const frame of frames) handle(frame, unwanted);
@@ -125,7 +125,7 @@ function textOf(pieces) {
   return (pieces.length === 1 ? pieces[0] : Buffer.concat(pieces)).toString();
 }
 
-/** The second line of a run stays text until its task asks for the job: few do, and it is the longer one. */
+/** Does not parse the second line of a run: few tasks read their job, and that line is the longer one. */
 function framesIn(lines) {
   const frames = [];
   for (const line of lines) {
@@ -147,7 +147,7 @@ let loading = Promise.resolve();
 function handle(frame, unwanted) {
   switch (frame.type) {
     case "run":
-      if (unwanted.has(frame.id)) fail(frame.id, new Error("aborted before it began"));
+      if (unwanted.has(frame.id)) fail(frame.id, new Error("aborted before it started"));
       else run(frame);
       return;
     case "abort":
@@ -157,10 +157,10 @@ function handle(frame, unwanted) {
       answer(frame);
       return;
     case "ping":
-      say({ type: "pong", id: frame.id, busy: busy() });
+      send({ type: "pong", id: frame.id, busy: busy() });
       return;
     case "load":
-      // One after the other: should one of them end this process, the worker knows which.
+      // One after the other: if a file ends this process, the worker knows which one it was.
       loading = loading.then(() => load(frame));
       return;
     case "unload":
@@ -172,15 +172,15 @@ function handle(frame, unwanted) {
     case "hello":
       hello = frame;
       removeNamesOfEval();
-      say({ type: "hello", protocol: PROTOCOL, language: "javascript", version: process.version, pid: process.pid });
+      send({ type: "hello", protocol: PROTOCOL, language: "javascript", version: process.version, pid: process.pid });
       return;
-    // Anything else is from a later version of the protocol.
+    // Other frames belong to a later version of the protocol.
   }
 }
 
 /**
- * To code that it evaluates, and so to all in this process, Node gives names that no module has elsewhere. Called when
- * that is over: then Node has put back one of them.
+ * Removes the global names that Node defines for evaluated code, and that modules do not have elsewhere. Called after the
+ * evaluation, because Node defines one of them again at its end.
  */
 function removeNamesOfEval() {
   const names = ["require", "module", "exports", "__filename", "__dirname", ...builtinModules];
@@ -190,7 +190,7 @@ function removeNamesOfEval() {
 let utilization = performance.eventLoopUtilization();
 let waited = waitedForACore();
 
-/** The share of its time since it was last asked that this host was at work. What other processes took is not its time. */
+/** The share of time since the last call in which this host was working. Time in which it waited for a core is left out. */
 function busy() {
   const [before, waitedBefore] = [utilization, waited];
   utilization = performance.eventLoopUtilization();
@@ -200,7 +200,7 @@ function busy() {
   return worked / (worked + idle || 1);
 }
 
-/** The milliseconds for which something was to be done and no core was free, where the system says so. */
+/** How many milliseconds this process has waited for a free core, if the system has `/proc`. */
 function waitedForACore() {
   try {
     return Number(fs.readFileSync("/proc/self/schedstat", "latin1").split(" ")[1]) / 1e6 || 0;
@@ -225,18 +225,18 @@ async function load({ task, path: file, generation }) {
     }
     loadedFiles.add(file);
     const generations = tasks.get(task) ?? new Map();
-    // The newest but one may still be asked for by jobs that are on their way.
+    // Keeps the last version, which jobs that are being sent may still name.
     const newest = Math.max(...generations.keys());
     for (const old of generations.keys()) if (old < newest) generations.delete(old);
     tasks.set(task, generations.set(generation, found));
-    say({ type: "loaded", task, generation });
+    send({ type: "loaded", task, generation });
   } catch (error) {
     loadedFiles.add(file);
-    say({ type: "not_loaded", task, generation, error: await withPlace(describe(explained(error, file)), error, file) });
+    send({ type: "not_loaded", task, generation, error: await withPlace(describe(explained(error, file)), error, file) });
   }
 }
 
-/** `module.exports =`, `export default`, or one compiled into the other. */
+/** The function of `module.exports =`, of `export default`, or of one compiled into the other. */
 function taskIn(module) {
   let value = module;
   for (let depth = 0; depth < 3 && typeof value !== "function" && value?.default !== undefined; depth++) {
@@ -245,18 +245,18 @@ function taskIn(module) {
   return value;
 }
 
-/** Whether any file was loaded a second time: nothing that is loaded from then on comes from Node's cache of modules. */
+/** Whether any file was loaded a second time. From then on, no load uses Node's cache of modules. */
 let mayHaveChanged = false;
-/** Counted over all tasks: two may import the same module, and each is to have it as it is when it is loaded. */
+/** Counted over all tasks: two may import the same module, and each needs the version at the time of its load. */
 let lastGeneration = 0;
 
-/** Has the modules of the project that a module imports loaded anew with it, where Node can: since 22.15 and 23.5. */
+/** Makes a module load its imports from the project again. Needs Node 22.15 or 23.5. */
 function expectChanges() {
   if (!mayHaveChanged) registerHooks?.({ resolve: inTheSameGeneration });
   mayHaveChanged = true;
 }
 
-/** To Node, a module with another address is another module. */
+/** Node takes a module with another address for another module. */
 function ofGeneration(address, generation) {
   const url = new URL(address);
   url.searchParams.set("generation", generation);
@@ -270,12 +270,12 @@ function inTheSameGeneration(specifier, context, next) {
   return isAnew ? { ...found, url: ofGeneration(found.url, generation) } : found;
 }
 
-/** If it is CommonJS in truth, nothing comes of its new address: Node knows CommonJS by the path. */
+/** A new address has no effect on CommonJS, which Node caches by path. */
 function isModuleOfProject(url) {
   return url.startsWith("file:") && !url.includes("/node_modules/") && /\.m?[jt]s$/.test(new URL(url).pathname);
 }
 
-/** Makes Node load a CommonJS file anew, with those files of the project that it requires. */
+/** Makes Node load a CommonJS file again, with the files of the project that it requires. */
 function forget(file) {
   const { cache } = createRequire(file);
   const known = new Set();
@@ -290,19 +290,19 @@ function forget(file) {
 function explained(error, file) {
   if (error?.code === "ERR_UNKNOWN_FILE_EXTENSION" && /\.m?ts$/.test(file)) {
     return new Error(
-      `${file} is TypeScript, and Node ${process.version} does not run that: it takes Node 22.6 or later, or compile the file to JavaScript`,
+      `${file} is TypeScript, which Node ${process.version} cannot run: use Node 22.6 or later, or compile the file to JavaScript`,
     );
   }
   return error;
 }
 
-/** Of an ES module that cannot be read, Node keeps to itself where that is, and tells it only who asks by command. */
+/** Adds the place of a syntax error. For ES modules, only `node --check` prints it. */
 async function withPlace(described, error, file) {
   if (!(error instanceof SyntaxError) || described.stack) return described;
-  const said = await new Promise((resolve) => {
-    execFile(process.execPath, ["--check", file], { timeout: LONGEST_CHECK_MS }, (_, __, stderr) => resolve(stderr));
+  const output = await new Promise((resolve) => {
+    execFile(process.execPath, ["--check", file], { timeout: CHECK_TIMEOUT_MS }, (_, __, stderr) => resolve(stderr));
   });
-  return { ...described, stack: placeIn(said) };
+  return { ...described, stack: placeIn(output) };
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Run {
         if (signal.aborted) reject(signal.reason);
         else signal.addEventListener("abort", () => reject(signal.reason), { once: true });
       });
-      // Who does not wait for it must not end the process by it.
+      // An unhandled rejection would end the process if the task does not use this promise.
       this.#abortPromise.catch(() => {});
     }
     return this.#abortPromise;
@@ -383,15 +383,15 @@ function finish(id, payload, value) {
     finishBatch(id, payload, value);
     return;
   }
-  isOver(id);
+  endRun(id);
   doneIds.push(id);
   flushSoon();
 }
 
-/** A task that gets an array may answer for each of its items. */
+/** Ends a run whose task received an array and returned a result for each item. */
 async function finishBatch(id, payload, values) {
   if (values.length !== payload.length) {
-    log("warning", `the task returned ${values.length} results for ${payload.length} items: taken as done`);
+    log("warning", `the task returned ${values.length} results for ${payload.length} items: the job counts as done`);
     finish(id);
     return;
   }
@@ -401,29 +401,29 @@ async function finishBatch(id, payload, values) {
     finish(id);
     return;
   }
-  isOver(id);
-  say({ type: "failed", id, items });
+  endRun(id);
+  send({ type: "failed", id, items });
 }
 
 function fail(id, error) {
-  isOver(id);
-  say({ type: "failed", id, error: describe(error) });
+  endRun(id);
+  send({ type: "failed", id, error: describe(error) });
 }
 
-function isOver(id) {
+function endRun(id) {
   const run = runs.get(id);
-  // What it has printed without the end of its line is not the next one's.
+  // Logs an unfinished line of output, so that it does not run into the next job's.
   for (const level in run?.begunLines) if (run.begunLines[level] !== "") log(level, run.begunLines[level], undefined, run);
   runs.delete(id);
 }
 
-/** An error as the worker wants it: what it says, then where it happened. */
+/** An error as a frame carries it: its message, then where it happened. */
 function describe(error, depth = 0) {
   try {
     return described(error, depth);
   } catch {
-    // Whatever it is, looking at it throws.
-    return { message: "an error that cannot be read was thrown" };
+    // Reading the error throws another one.
+    return { message: "the task threw an error that cannot be read" };
   }
 }
 
@@ -434,10 +434,10 @@ function described(error, depth) {
   }
   const message = error.message || error.name || "an error without a message";
   let stack = [placeIn(error.stack), framesOf(error.stack)].filter(Boolean).join("\n");
-  // Of an AggregateError the message is often empty, and all there is to know is in its parts.
+  // An AggregateError often has no message of its own, only parts that have one.
   const causes = [...(error.cause === undefined ? [] : [error.cause]), ...(Array.isArray(error.errors) ? error.errors : [])];
-  // An error may be its own cause, and a thousand may be parts of one.
-  for (const value of depth < MOST_CAUSES ? causes.slice(0, MOST_CAUSES) : []) {
+  // Bounded, because an error can be its own cause, and can have a thousand parts.
+  for (const value of depth < MAX_CAUSES ? causes.slice(0, MAX_CAUSES) : []) {
     const cause = describe(value, depth + 1);
     stack += `${stack && "\n"}caused by: ${cause.message}${cause.stack ? `\n${cause.stack}` : ""}`;
   }
@@ -445,22 +445,22 @@ function described(error, depth) {
 }
 
 function thrown(value) {
-  return typeof value === "string" && value !== "" ? value : `a value that is no error was thrown: ${util.inspect(value)}`;
+  return typeof value === "string" && value !== "" ? value : `the task threw a value that is not an error: ${util.inspect(value)}`;
 }
 
-/** What stands before the message where code could not be read: the file, the line, and a mark below it. */
+/** The lines before the message of a syntax error: the file, the line, and a mark below it. */
 function placeIn(stack) {
   return /^\S.*:\d+\n[^]*?\^+(?=\s+\w*Error: )/.exec(String(stack ?? ""))?.[0] ?? "";
 }
 
-/** The lines of a stack that say where, without the message, this file and what is Node's own. */
+/** The frames of a stack, without the message, this file and Node's own files. */
 function framesOf(stack) {
   const lines = String(stack ?? "").split("\n");
   return lines.filter((line) => /^\s+at /.test(line) && !/\[eval\]|\bnode:/.test(line)).join("\n");
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// Helpers: what a task gets beside its payload. They work when they are taken out of the object.
+// Helpers: what a task receives beside its payload. They also work if a task destructures the object.
 
 const HELPERS = {
   job: (run) => run.job,
@@ -476,8 +476,8 @@ const HELPERS = {
 };
 
 /**
- * To its task an object like any other, but a helper is made when somebody looks at it: most jobs look at few, and an
- * object with four getters alone takes 1.3 µs to make.
+ * Behaves like a plain object, but creates each helper when the task first uses it: most tasks use few, and creating an
+ * object with only four getters takes 1.3 µs.
  */
 class Helpers {
   #run;
@@ -510,7 +510,7 @@ class Helpers {
   }
 }
 
-/** A job with its times as dates, as `pg` would read it. */
+/** A job with its times as dates, as `pg` reads it. */
 function revive(raw) {
   const date = (text) => (text == null ? null : new Date(text));
   return {
@@ -536,19 +536,19 @@ function loggerOf(run, scope) {
 
 function log(level, message, meta, run = current.getStore(), scope) {
   if (LEVELS.indexOf(level) > LEVELS.indexOf(hello.log_level)) return;
-  // Of a run that is over the worker knows nothing any more.
+  // The worker no longer knows a run that has ended.
   if (run && !runs.has(run.id)) scope = { task_identifier: run.job.task_identifier, job_id: run.job.id, ...scope };
   const frame = { type: "log", level, message: typeof message === "string" ? message : util.inspect(message), run: run?.id, scope };
   try {
-    said.push(JSON.stringify({ ...frame, meta }));
+    outgoing.push(JSON.stringify({ ...frame, meta }));
   } catch {
-    // Circles and big integers are not JSON.
-    said.push(JSON.stringify({ ...frame, scope: undefined, meta: util.inspect(meta) }));
+    // Circular objects and big integers are not JSON.
+    outgoing.push(JSON.stringify({ ...frame, scope: undefined, meta: util.inspect(meta) }));
   }
   flushSoon();
 }
 
-/** Node's worker has it still, and says that it is gone. */
+/** Node's worker still has this helper, and reports that it was removed. */
 function debug(run, message, parameters) {
   log("error", "helpers.debug has gone: call helpers.logger.debug", undefined, run);
   log("debug", message, { parameters }, run);
@@ -556,11 +556,11 @@ function debug(run, message, parameters) {
 
 let lastCall = 0;
 
-/** Asks the worker. */
+/** Calls a method of the worker. */
 function call(run, method, params) {
   return new Promise((resolve, reject) => {
     const id = ++lastCall;
-    say({ type: "call", id, run, method, params });
+    send({ type: "call", id, run, method, params });
     calls.set(id, { resolve, reject });
   });
 }
@@ -579,12 +579,12 @@ async function addJob(run, identifier, payload, spec = {}) {
 async function addJobs(run, specs, jobKeyPreserveRunAt) {
   const mode = jobKeyPreserveRunAt ? "preserve_run_at" : undefined;
   const jobs = specs.map((spec) => ({ identifier: spec.identifier, payload: spec.payload ?? {}, spec: specOf(spec, mode) }));
-  // Node's worker skips it without a word.
-  if (specs.some((spec) => spec.jobKeyMode)) log("warning", "addJobs skips the jobKeyMode of a single job: use addJob for that", undefined, runs.get(run));
+  // Node's worker ignores it silently.
+  if (specs.some((spec) => spec.jobKeyMode)) log("warning", "addJobs ignores the jobKeyMode of a single job: use addJob instead", undefined, runs.get(run));
   return (await call(run, "add_jobs", { jobs })).map(revive);
 }
 
-/** What is empty is left to the database. */
+/** Leaves out empty values, so that the database uses its defaults. */
 function specOf({ queueName, runAt, maxAttempts, jobKey, priority, flags }, jobKeyMode) {
   return {
     queue_name: textOfNumber(queueName) || undefined,
@@ -597,7 +597,7 @@ function specOf({ queueName, runAt, maxAttempts, jobKey, priority, flags }, jobK
   };
 }
 
-/** Under Node's worker the database makes the one of the other: the id of a user may be a key. */
+/** With Node's worker, the database casts numbers to text and text to numbers: a user's id may be a key. */
 function textOfNumber(value) {
   return typeof value === "number" || typeof value === "bigint" ? String(value) : value;
 }
@@ -616,7 +616,7 @@ function getQueueName(run, id) {
   return queueNames.get(id);
 }
 
-/** A package of the project; or one that its graphile-worker has brought along, which some package managers hide. */
+/** A package of the project, or a dependency of its graphile-worker, which some package managers hide. */
 function packageOfProject(name) {
   const ofProject = createRequire(path.join(hello.tasks_dir, "tasks.js"));
   const places = [() => ofProject, () => createRequire(ofProject.resolve("graphile-worker"))];
@@ -630,10 +630,10 @@ function packageOfProject(name) {
 }
 
 let pool;
-/** Whether the server has refused connections that are not encrypted. */
+/** Whether the server has rejected an unencrypted connection. */
 let mustEncrypt = false;
 
-/** What the worker's URL means to `pg`, which takes almost every sslmode for one that verifies the name of the host. */
+/** Translates the worker's URL for `pg`, which treats almost every sslmode as `verify-full`. */
 function databaseOf(text) {
   if (!text) return {};
   const url = new URL(text);
@@ -660,7 +660,7 @@ function databaseOf(text) {
   return { ...database, ssl };
 }
 
-/** New connections go there. A new pool would not serve those who wait for a connection of the old one. */
+/** Uses this URL for new connections. Changes the existing pool, because runs may be waiting for its connections. */
 function databaseIs(url) {
   hello.database_url = url;
   if (pool) Object.assign(pool.options, databaseOf(url));
@@ -672,16 +672,16 @@ function pgPool() {
   const pg = packageOfProject("pg");
   if (!pg) {
     throw new Error(
-      `helpers.query and helpers.withPgClient need the package pg, and ${hello.tasks_dir} and the folders above it have none: run \`npm install pg\` in the project`,
+      `helpers.query and helpers.withPgClient need the package pg, which was not found in ${hello.tasks_dir} or above it: run \`npm install pg\` in the project`,
     );
   }
   pool = new pg.Pool({ ...databaseOf(hello.database_url), max: hello.max_pool_size });
-  // A connection that breaks while nobody uses it is no reason to end.
+  // A broken idle connection must not end the process.
   pool.on("error", (error) => log("warning", `an idle connection of helpers.query broke: ${error.message}`));
   return pool;
 }
 
-/** As the worker does, if nothing is said about encryption: with it, if the server does not accept less. */
+/** If the URL says nothing about encryption, encrypts once the server requires it, as the worker does. */
 async function pgClient() {
   try {
     return await pgPool().connect();
@@ -701,30 +701,30 @@ async function withPgClient(callback) {
     broken = false;
     return result;
   } finally {
-    // A transaction that a failed task left open must not be the next task's.
+    // Closes the connection after a failure: the task may have left a transaction open.
     client.release(broken);
   }
 }
 
-/** Errors that go away by themselves, and how long to wait for that at first and at most, in milliseconds. */
-const PASSING_ERRORS = new Map([
-  ["40001", [50, 5_000]], // two transactions met
+/** Transient errors, with the first and the longest pause before a retry, in milliseconds. */
+const TRANSIENT_ERRORS = new Map([
+  ["40001", [50, 5_000]], // a serialization failure
   ["40P01", [50, 5_000]], // a deadlock
-  ["57P03", [3_000, 120_000]], // the server starts
+  ["57P03", [3_000, 120_000]], // the server is starting
   ["EHOSTUNREACH", [3_000, 120_000]],
   ["ETIMEDOUT", [3_000, 120_000]],
 ]);
-const MOST_TRIES = 100;
+const MAX_TRIES = 100;
 
-/** The same, again and again while it fails for a reason that passes. */
+/** The same, with retries after transient errors. */
 withPgClient.withRetries = async (callback) => {
   for (let attempt = 0; ; attempt++) {
     try {
       return await withPgClient(callback);
     } catch (error) {
-      const [first, longest] = PASSING_ERRORS.get(error?.code) ?? [];
-      if (first === undefined || attempt + 1 === MOST_TRIES) throw error;
-      // Not all at the same moment.
+      const [first, longest] = TRANSIENT_ERRORS.get(error?.code) ?? [];
+      if (first === undefined || attempt + 1 === MAX_TRIES) throw error;
+      // With jitter, so that tasks do not all retry at the same moment.
       const wait = Math.min(longest, first * 1.5 ** attempt) * (0.5 + Math.random() / 2);
       await new Promise((resolve) => setTimeout(resolve, wait));
     }
@@ -736,9 +736,9 @@ function query(text, values) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// What tasks print goes to the worker's log, with the job they print it for.
+// The worker logs what tasks print, each line with its job.
 
-/** Node prints its warnings by console.error. */
+/** Whether Node is printing a warning, for which it uses console.error. */
 let isWarning = false;
 const printers = process.listeners("warning");
 process.removeAllListeners("warning");
@@ -754,10 +754,10 @@ process.on("warning", (warning) => {
 for (const [method, level] of [["debug", "debug"], ["log", "info"], ["info", "info"], ["warn", "warning"], ["error", "error"]]) {
   console[method] = (...values) => log(isWarning ? "warning" : level, util.format(...values));
 }
-const nobody = {};
+const outsideOfRuns = {};
 for (const [stream, level] of [[process.stdout, "info"], [process.stderr, "warning"]]) {
   stream.write = (chunk, encoding, callback) => {
-    const begun = ((current.getStore() ?? nobody).begunLines ??= { info: "", warning: "" });
+    const begun = ((current.getStore() ?? outsideOfRuns).begunLines ??= { info: "", warning: "" });
     const lines = (begun[level] + (typeof chunk === "string" ? chunk : Buffer.from(chunk).toString())).split("\n");
     begun[level] = lines.pop();
     for (const line of lines) log(level, line);
@@ -769,36 +769,36 @@ for (const [stream, level] of [[process.stdout, "info"], [process.stderr, "warni
 Object.defineProperty(process, "stdin", { value: Readable.from([]), configurable: true });
 
 // ---------------------------------------------------------------------------------------------------------------
-// Living and ending. The worker says when: by closing the socket, or by dying, which closes it too.
+// The end of the process: when the worker closes the socket, or dies, which closes it as well.
 
 let isEnding = false;
 
 async function end() {
   if (isEnding) return;
   isEnding = true;
-  setTimeout(() => process.exit(), LONGEST_GOODBYE_MS).unref();
+  setTimeout(() => process.exit(), EXIT_TIMEOUT_MS).unref();
   await pool?.end().catch(() => {});
   process.exit();
 }
 
-// Node would print the error where nobody knows that it is one. Code that has its own listener decides by itself.
+// Node itself would only print the error, which the worker logs like any output. Code with its own listener decides alone.
 process.on("uncaughtException", (error, origin) => {
   if (process.listenerCount("uncaughtException") > 1) return;
   const { message, stack } = describe(error);
   const what = origin === "unhandledRejection" ? "a promise was rejected and not handled" : "uncaught error";
   isEnding = true;
-  say({ type: "fatal", error: { message: `${what}: ${message}`, stack } });
+  send({ type: "fatal", error: { message: `${what}: ${message}`, stack } });
   process.exit(1);
 });
 process.on("exit", (code) => {
-  // Code that ends the process does so in the run it belongs to: the jobs beside it have nothing to do with it.
+  // Names the run that calls process.exit: the other jobs are not the cause.
   const run = current.getStore();
   if (!isEnding && run && runs.has(run.id)) {
-    say({ type: "fatal", run: run.id, error: { message: `the task called process.exit(${code})` } });
+    send({ type: "fatal", run: run.id, error: { message: `the task called process.exit(${code})` } });
   }
   flushAtOnce();
 });
-// These are for the worker, which lets jobs finish; some process managers send them to all processes.
+// Only the worker handles these, and lets jobs finish. Some process managers send them to all processes.
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => {});
 
 socket.on("end", end);

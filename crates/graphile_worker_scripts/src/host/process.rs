@@ -1,5 +1,5 @@
-//! One host: a child process, the socket to it, the jobs in it, and how it ends. Which host a job goes to is `mod`'s
-//! business; what the two say to each other is `protocol`'s.
+//! One host: a child process, the socket to it, the jobs in it, and how it ends. `mod` decides which host gets a job;
+//! `protocol` defines the frames.
 
 use super::language::Language;
 use super::protocol::{
@@ -31,58 +31,58 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{Span, debug, error, info, warn};
 
-/// How long a host may take to say hello, and to load a file.
+/// How long a host may take to send `hello`, and to load a file.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a host may take to end when it is asked to, before it is killed.
+/// How long a host may take to exit after its socket was closed, before it is killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long what a dead host has said may take to arrive.
+/// How long the last frames and output of a dead host may take to arrive.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a host that has jobs is asked whether it listens.
+/// The interval of pings while a host has jobs.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a host that had nothing to do must have something before it is asked.
+/// How long a host that was idle has jobs before its first ping.
 const FIRST_PING_AFTER: Duration = Duration::from_millis(10);
 
-/// A host that has not answered for so long is at work on something that does not let it listen.
+/// How long a ping may stay unanswered before the host counts as blocked.
 const BLOCKED_AFTER: Duration = Duration::from_millis(50);
 
-/// Its share of time at work from which a host has no time for more.
+/// A host that works for this share of its time or more counts as busy.
 const BUSY_FROM: f64 = 0.9;
 
-/// How long a job that was told to stop may take, before its host is judged.
+/// How long an aborted job may take to end, before the worker kills or retires its host.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// How long the other jobs of a host may take whose job does not stop.
+/// How long the other jobs of a host may take if one of its jobs ignores its abort.
 const RETIRE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a buffer keeps of the memory that it once had to have.
+/// The capacity that an emptied buffer keeps.
 const LARGEST_BUFFER: usize = 1024 * 1024;
 
-/// A longer line of output is cut.
+/// The maximum length of a line of output. A longer line is split.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// How many lines of output are told when a host cannot start.
+/// How many lines of output the error of a host that cannot start contains.
 const LAST_LINES: usize = 8;
 
-/// Moves the socket, which comes as stdout, to descriptor 3, and gives stdin and stdout back to the tasks. Beside the
-/// host waits a shell for the worker to close or to lose stdin: then all processes of this group end, a host that does
-/// not listen and what its tasks started included.
+/// Moves the socket, which is passed as standard output, to descriptor 3, and restores standard input and output for the
+/// tasks. A second shell waits until the worker closes standard input or dies. Then it kills the process group: the host,
+/// even if it is blocked, and everything that its tasks have started.
 #[cfg(unix)]
 const LAUNCHER: &str = "exec 4<&0; \
     ( ( trap '' HUP INT TERM; read -r _ <&4; kill -KILL 0 ) </dev/null >/dev/null 2>&1 & ); \
     exec \"$@\" 3>&1 1>&2 0</dev/null 4<&-";
 
-/// What a host is started with.
+/// How to start a host.
 pub(crate) struct Launch {
     pub(crate) language: Language,
     pub(crate) command: Vec<String>,
-    /// What comes over the socket before the first frame: the source of the host, if it is built in.
+    /// The source of a built-in host, which it reads from the socket before the first frame.
     pub(crate) source: &'static str,
     pub(crate) tasks_dir: String,
     pub(crate) database: DatabaseConfig,
@@ -97,10 +97,10 @@ pub(crate) struct Process {
     pid: u32,
     state: Mutex<State>,
     to_write: Notify,
-    /// Notified when a host that had no jobs gets one.
+    /// Notified when an idle host gets a job, or when the host is retired.
     began: Notify,
     asked_to_end: CancellationToken,
-    /// Whether there is no time for it to end by itself.
+    /// Cancelled when the host may not take any time to exit by itself.
     kill_requested: CancellationToken,
     ended: CancellationToken,
 }
@@ -109,41 +109,41 @@ struct State {
     outgoing: Vec<u8>,
     jobs: HashMap<u64, SentJob>,
     loads: VecDeque<Load>,
-    /// Since when the first of them is being loaded.
+    /// Since when the first of these files has been loading.
     loading_since: Instant,
     last_id: u64,
     greeting: Option<oneshot::Sender<Result<(), String>>>,
-    /// Of the URL of the database that it knows.
+    /// The version of the database URL that the host has.
     url_version: u64,
-    /// The ping that was not answered yet.
+    /// The unanswered ping, and when it was sent.
     ping: Option<(u64, Instant)>,
     busy: f64,
-    /// Whether nobody looks after this host because it has no jobs.
+    /// Whether supervision pauses because the host has no jobs.
     is_parked: bool,
-    /// Whether what there is to say is the first thing after a while: nothing gathers then.
+    /// Whether the frames to be written end an idle time: then they are written without waiting for more.
     is_urgent: bool,
     idle_since: Instant,
-    /// Since when it gets no more jobs.
+    /// Since when the host gets no more jobs.
     retired: Option<Instant>,
-    /// Whether it is about to end, or has, and only its last words are waited for.
+    /// Whether the host is ending or has ended, and only its last frames and output may still arrive.
     is_ending: bool,
     utils: Option<WorkerUtils>,
     last_lines: VecDeque<(Instant, String)>,
-    /// The error by which it said that it ends, and the run that is to blame, if it knows.
+    /// The error of its `fatal` frame, and the run that caused it, if the host knows.
     fatal: Option<(String, Option<u64>)>,
-    /// Why it has ended.
+    /// Why the host has ended.
     over: Option<Arc<str>>,
 }
 
-/// A job that was sent to the host and has not ended.
+/// A job that was sent to the host and has not ended yet.
 struct SentJob {
-    /// How to name it to people.
+    /// Its name in logs and errors.
     name: JobName,
     answer: Option<oneshot::Sender<RunResult>>,
     span: Span,
-    /// The ping that was unanswered when the job was sent: as long as it is, the job has not begun.
+    /// The ping that was unanswered when the job was sent. Until it is answered, the job has not started.
     behind: Option<u64>,
-    /// Since when nobody waits for it any more.
+    /// When the worker stopped waiting for the job.
     abandoned: Option<Instant>,
 }
 
@@ -158,13 +158,13 @@ struct Load {
 pub(crate) enum RunResult {
     Done,
     Failed(Problem),
-    /// Of a batch: which items, by their place.
+    /// The failed items of a batch, by their index.
     FailedItems(Vec<(usize, Problem)>),
-    /// The process did, and with it all jobs in it.
+    /// The host ended, and with it all jobs in it.
     WithHost(Crash),
 }
 
-/// A job, as errors and logs name it.
+/// A job's name in errors and logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JobName {
     id: i64,
@@ -177,7 +177,7 @@ impl fmt::Display for JobName {
     }
 }
 
-/// The end of a host, for one of the jobs in it.
+/// The end of a host, from the point of view of one of its jobs.
 #[derive(Debug, Clone)]
 pub(crate) struct Crash {
     /// What happened, as a sentence for the job's error.
@@ -185,29 +185,29 @@ pub(crate) struct Crash {
     pub(crate) blame: Blame,
 }
 
-/// Which job a host has ended over.
+/// Which job ended the host.
 #[derive(Debug, Clone)]
 pub(crate) enum Blame {
-    /// This one: it was alone in the host, or the host said so.
+    /// This job: it ran alone in the host, or the host named it.
     This,
-    /// Another one.
+    /// Another job.
     Other(String),
-    /// One of those that ran in it; which one is not known.
+    /// One of the jobs that ran in it; it is not known which one.
     Unknown(Arc<Suspects>),
-    /// None: the worker told it to end.
-    Nobody,
+    /// None: the worker ended the host.
+    NoJob,
 }
 
-/// The jobs that ran in a host when it ended, one of which is to blame.
+/// The jobs that ran in a host when it ended. One of them is the culprit.
 #[derive(Debug)]
 pub(crate) struct Suspects {
     pub(crate) names: Vec<JobName>,
     pub(crate) at: Instant,
-    /// Cancelled when it is known which one it was.
+    /// Cancelled when the culprit is known.
     pub(crate) proven: CancellationToken,
 }
 
-/// How a host ended: "was killed", and why, if that is known.
+/// How a host ended ("was killed"), and why, if that is known.
 struct HowItEnded {
     how: String,
     reason: Option<String>,
@@ -223,25 +223,26 @@ impl HowItEnded {
     }
 }
 
-/// How the error of a job that has crashed its host begins. By this a worker knows, at the next attempt, that the job is to
-/// run alone.
+/// The beginning of the error of a job that has crashed its host. A worker that finds it in `last_error` runs the job
+/// alone.
 pub(super) const HOST_ENDED: &str = "the host process of this task";
 
 /// Why a file was not loaded.
 #[derive(Debug, Clone)]
 pub(crate) enum LoadError {
-    /// It cannot be, and the host says why.
+    /// The host cannot load the file, and reported why.
     Refused(String),
-    /// The host ended over it.
+    /// The file ended the host.
     EndedHost(String),
-    /// The host ended, but over something else.
+    /// The host ended, but not because of the file.
     HostGone(Arc<str>),
 }
 
-/// Why nobody looks after a host any more.
+/// What supervision decided to do with a host.
 enum Verdict {
-    /// Why, and the jobs that are to blame, if they are known.
+    /// Kill it: why, and the culprits, if they are known.
     Kill(String, Vec<JobName>),
+    /// Let it exit: it is retired, and has no jobs.
     End,
 }
 
@@ -250,7 +251,7 @@ impl Process {
     pub(crate) async fn start(launch: Arc<Launch>) -> Result<Arc<Process>, String> {
         let name = launch.language.name().to_owned();
         let (mut child, socket) =
-            spawn(&launch.command).map_err(|error| format!("the host for {name} cannot be started: {error}"))?;
+            spawn(&launch.command).map_err(|error| format!("cannot start the host for {name}: {error}"))?;
         let lifeline = child.stdin.take().expect("stdin is a pipe");
         let output = child.stderr.take().expect("stderr is a pipe");
         let (greeting, greeted) = oneshot::channel();
@@ -273,11 +274,11 @@ impl Process {
                 return Ok(process);
             }
             Ok(Ok(Err(problem))) => problem,
-            Ok(Err(_)) => "it ended before it said hello".to_owned(),
-            Err(_) => format!("it did not say hello within {START_TIMEOUT:?}"),
+            Ok(Err(_)) => "it ended before it sent `hello`".to_owned(),
+            Err(_) => format!("it did not send `hello` within {START_TIMEOUT:?}"),
         };
         process.end();
-        Err(process.with_last_lines(format!("the host for {name} cannot be used: {problem}")))
+        Err(process.with_last_lines(format!("cannot use the host for {name}: {problem}")))
     }
 
     fn greet(&self) {
@@ -297,7 +298,7 @@ impl Process {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here leaves the state half changed when it panics.
+        // A panic while the lock is held leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -329,7 +330,7 @@ impl Process {
             match tokio::time::timeout(START_TIMEOUT, answered.as_mut()).await {
                 Ok(Ok(loaded)) => return loaded,
                 Ok(Err(_)) => return Err(LoadError::HostGone("the host ended".into())),
-                // Files wait for those before them.
+                // A file that waits for those before it has not had its time yet.
                 Err(_) if self.state().is_loading_for_long(task) => {
                     self.retire();
                     return Err(LoadError::Refused(format!("it did not load within {START_TIMEOUT:?}")));
@@ -344,7 +345,7 @@ impl Process {
         self.send_frame(&ToHost::Unload { task });
     }
 
-    /// Gives the host a job; `None` if it takes none any more.
+    /// Sends a job to the host; `None` if the host takes no more jobs.
     pub(crate) fn begin(self: &Arc<Self>, task: &str, generation: u64, ctx: &WorkerContext) -> Option<Run> {
         let (answer, answered) = oneshot::channel();
         let id = {
@@ -376,7 +377,7 @@ impl Process {
         Some(Run { process: self.clone(), id, answered, is_over: false, is_aborted: false })
     }
 
-    /// How much a host has to do.
+    /// The host's current load.
     pub(crate) fn load_now(&self) -> HostLoad {
         let state = self.state();
         HostLoad {
@@ -387,13 +388,13 @@ impl Process {
         }
     }
 
-    /// How long it has had nothing to do.
+    /// How long the host has been idle.
     pub(crate) fn idle_for(&self) -> Duration {
         let state = self.state();
         if state.jobs.is_empty() { state.idle_since.elapsed() } else { Duration::ZERO }
     }
 
-    /// Gives it no more jobs; it ends when those in it have.
+    /// Sends the host no more jobs. It ends when its running jobs have ended.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.retired.get_or_insert_with(Instant::now);
@@ -402,18 +403,18 @@ impl Process {
         self.began.notify_one();
     }
 
-    /// Asks it to end now.
+    /// Closes the socket, so that the host exits now.
     pub(crate) fn end(&self) {
         self.state().is_ending = true;
         self.asked_to_end.cancel();
     }
 
-    /// Kills it, once it was asked to end.
+    /// Kills the host, if it was asked to end and has not.
     pub(crate) fn kill_now(&self) {
         self.kill_requested.cancel();
     }
 
-    /// Returns when it has ended.
+    /// Returns when the host has ended.
     pub(crate) async fn ended(&self) {
         self.ended.cancelled().await;
     }
@@ -431,7 +432,7 @@ impl Process {
         format!("{sentence}; it printed:\n{}", lines.join("\n"))
     }
 
-    /// The life of the process, to its end and a little longer: everything it said counts.
+    /// Runs until the process has ended and its last frames and output have been read.
     async fn live(self: Arc<Self>, mut child: Child, lifeline: ChildStdin, socket: Socket, logging: JoinHandle<()>) {
         let (from_host, to_host) = socket.into_split();
         let writing = tokio::spawn(self.clone().write_frames(to_host));
@@ -451,7 +452,7 @@ impl Process {
             () = self.asked_to_end.cancelled() => Some(Verdict::End),
         };
         self.state().is_ending = true;
-        // The host hears that nothing will come any more, and ends.
+        // This closes the socket for writing: the host reads the end of the stream and exits.
         writing.abort();
         let _ = writing.await;
         let mut killed = None;
@@ -493,7 +494,7 @@ impl Process {
         self.is_over(killed, status.ok());
     }
 
-    /// Tells all who wait for something from this host that nothing will come.
+    /// Answers all callers that wait for this host: its jobs, its loading files and its start.
     fn is_over(&self, killed: Option<(String, Vec<JobName>)>, status: Option<ExitStatus>) {
         let mut state = self.state();
         let was_aborted = self.asked_to_end.is_cancelled();
@@ -516,12 +517,12 @@ impl Process {
         let ended = HowItEnded { how, reason };
         let while_it_ran: Arc<str> = ended.sentence("while the job ran").into();
         state.over = Some(while_it_ran.clone());
-        // One that has not begun cannot be to blame.
+        // A job that has not started cannot be the culprit.
         let unanswered = state.ping.map(|(ping, _)| ping);
         let has_begun = |job: &SentJob| job.behind.is_none() || job.behind != unanswered;
         let jobs = std::mem::take(&mut state.jobs);
         let loads = std::mem::take(&mut state.loads);
-        // Of one that has not begun, whoever started it tells.
+        // If the host never became ready, the caller of `start` reports it.
         let had_begun = state.greeting.take().is_none();
         drop(state);
         let mut begun: Vec<JobName> = jobs.values().filter(|job| has_begun(job)).map(|job| job.name.clone()).collect();
@@ -535,7 +536,7 @@ impl Process {
             debug!(label = "host", language, pid, how, "host ended");
         }
         for (place, load) in loads.into_iter().enumerate() {
-            // Files are loaded one after the other, so the first one is to blame, unless a job may be.
+            // Files are loaded one after the other, so the first one is the culprit, unless a job may be.
             let error = if place == 0 && !is_expected && jobs.is_empty() {
                 let reason = ended.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
                 LoadError::EndedHost(format!("the host process {how} while it loaded the file{reason}"))
@@ -548,7 +549,7 @@ impl Process {
         let suspects = Arc::new(Suspects { names: begun, at: Instant::now(), proven: CancellationToken::new() });
         for job in jobs.into_values() {
             let (circumstances, blame) = if was_aborted {
-                ("while the job ran", Blame::Nobody)
+                ("while the job ran", Blame::NoJob)
             } else if to_blame.contains(&job.name) {
                 ("because of this job", Blame::This)
             } else if !to_blame.is_empty() {
@@ -567,17 +568,17 @@ impl Process {
         self.ended.cancel();
     }
 
-    /// Writes what there is to say, everything that gathered in one go.
+    /// Writes frames to the host, all that have gathered in one call.
     async fn write_frames(self: Arc<Self>, mut to_host: OwnedWriteHalf) {
         let mut writing = Vec::new();
         loop {
             self.to_write.notified().await;
             if !std::mem::take(&mut self.state().is_urgent) {
-                // Whoever else is about to say something does so first.
+                // Lets other tasks append their frames first.
                 tokio::task::yield_now().await;
             }
             std::mem::swap(&mut writing, &mut self.state().outgoing);
-            // A host that is gone is noticed by who reads.
+            // `read_frames` notices that the host is gone.
             if !writing.is_empty() && to_host.write_all(&writing).await.is_err() {
                 return;
             }
@@ -586,7 +587,7 @@ impl Process {
         }
     }
 
-    /// Reads until the host closes the socket, or says something that cannot be understood.
+    /// Reads until the host closes the socket. Returns a problem if the host violates the protocol.
     async fn read_frames(self: &Arc<Self>, mut from_host: OwnedReadHalf) -> Option<String> {
         let mut lines = Lines::default();
         loop {
@@ -625,7 +626,7 @@ impl Process {
                 let ended = match (frame.items, frame.error) {
                     (Some(items), _) => RunResult::FailedItems(items),
                     (None, Some(problem)) => RunResult::Failed(problem),
-                    (None, None) => RunResult::Failed(Problem::new("the task failed, and its host does not say why")),
+                    (None, None) => RunResult::Failed(Problem::new("the task failed; its host gave no reason")),
                 };
                 self.job_ended(frame.id, ended);
             }
@@ -640,20 +641,20 @@ impl Process {
             }
             Kind::Loaded => self.load_ended(&frame, Ok(())),
             Kind::NotLoaded => {
-                let problem = frame.error.clone().unwrap_or_else(|| Problem::new("the host does not say why"));
+                let problem = frame.error.clone().unwrap_or_else(|| Problem::new("the host gave no reason"));
                 self.load_ended(&frame, Err(LoadError::Refused(problem.text())));
             }
             Kind::Hello => {
                 let greeted = match frame.protocol {
                     Some(PROTOCOL) => Ok(()),
-                    other => Err(format!("it speaks version {other:?} of the protocol, expected {PROTOCOL}")),
+                    other => Err(format!("it uses version {other:?} of the protocol, expected {PROTOCOL}")),
                 };
                 debug!(
                     label = "host",
                     language = frame.language,
                     version = frame.version,
                     pid = self.pid,
-                    "host said hello"
+                    "host is ready"
                 );
                 if let Some(greeting) = self.state().greeting.take() {
                     let _ = greeting.send(greeted);
@@ -665,9 +666,9 @@ impl Process {
         Ok(())
     }
 
-    /// The host is about to end. Its error is logged as one, whatever the language prints of it.
+    /// The host is about to exit. Its error is logged at level error, whatever the language itself prints.
     fn fatal(&self, frame: &FromHost<'_>) {
-        let text = frame.error.clone().map_or("it does not say why".to_owned(), Problem::text);
+        let text = frame.error.clone().map_or("the host gave no reason".to_owned(), Problem::text);
         let (language, pid) = (self.launch.language.name(), self.pid);
         let mut state = self.state();
         let span = frame.run.and_then(|run| Some(state.jobs.get(&run)?.span.clone()));
@@ -711,7 +712,7 @@ impl Process {
         }
     }
 
-    /// What a task says goes into the log, inside its job's span.
+    /// Logs a message of a task, in the span of its job.
     fn log(&self, frame: &FromHost<'_>) {
         let message = frame.message.as_deref().unwrap_or_default();
         let meta = frame.meta.map(RawValue::get);
@@ -727,7 +728,7 @@ impl Process {
         }
     }
 
-    /// What the host asks for takes time; the answer is sent when it is there.
+    /// Executes a call in a task of its own, and sends the result when it is known.
     fn answer_call(self: &Arc<Self>, frame: &FromHost<'_>) {
         let (id, method) = (frame.id, frame.method.unwrap_or(Method::Unknown));
         let params = frame.params.map(ToOwned::to_owned).unwrap_or_default();
@@ -741,7 +742,7 @@ impl Process {
         });
     }
 
-    /// Looks whether the host listens and how much memory it has, until something is to be done about it.
+    /// Sends pings and checks the memory, until the host has to be ended.
     async fn supervise(&self) -> Verdict {
         let mut memory_at = Instant::now();
         loop {
@@ -783,11 +784,11 @@ impl Process {
         (used > limit).then(|| {
             let mib = |bytes: u64| bytes / (1024 * 1024);
             let (used, limit) = (mib(used), mib(limit));
-            format!("it used {used} MiB of memory, and its limit is {limit} MiB")
+            format!("it used {used} MiB of memory; the limit is {limit} MiB")
         })
     }
 
-    /// What the process and its tasks print past the host goes into the log by lines.
+    /// Logs, line by line, what the process and its tasks print directly.
     async fn log_output(self: Arc<Self>, mut output: ChildStderr) {
         let mut lines = Lines::default();
         let (language, pid) = (self.launch.language.name(), self.pid);
@@ -821,12 +822,12 @@ impl Process {
     }
 }
 
-/// How much a host has to do.
+/// The load of a host.
 pub(crate) struct HostLoad {
     pub(crate) takes_jobs: bool,
-    /// For how long it has not listened; zero if it does.
+    /// For how long it has been blocked; zero if it is not.
     pub(crate) blocked_for: Duration,
-    /// It has little time left.
+    /// Whether it has little time left for more jobs.
     pub(crate) is_busy: bool,
     pub(crate) jobs: usize,
 }
@@ -870,7 +871,7 @@ impl State {
         unanswered.saturating_sub(BLOCKED_AFTER)
     }
 
-    /// What the host printed just before it ended: most runtimes say there what went wrong.
+    /// What the host printed just before it ended: most runtimes print there what went wrong.
     fn lines_of_the_end(&self) -> Vec<&str> {
         let fresh = |(at, _): &&(Instant, String)| at.elapsed() <= OUTPUT_DRAIN_TIMEOUT;
         self.last_lines.iter().filter(fresh).map(|(_, line)| line.as_str()).collect()
@@ -887,7 +888,7 @@ impl State {
         }
     }
 
-    /// What is to be done about a host with a job in it that does not stop, or that is to end.
+    /// What to do with a host that is retired, or that has a job which ignores its abort.
     fn judge(&mut self) -> Option<Verdict> {
         let unanswered = self.ping.map(|(ping, sent)| (ping, sent.elapsed()));
         let does_not_stop = |job: &SentJob| {
@@ -896,30 +897,30 @@ impl State {
         };
         if self.jobs.values().any(does_not_stop) {
             if unanswered.is_some_and(|(_, waited)| waited >= ABORT_GRACE) {
-                // The one that timed out may only have waited for the one that does not let the host listen.
-                let reason = "it did not answer any more after a job in it had timed out";
+                // The job that timed out may only have waited for the one that blocks the host.
+                let reason = "it stopped answering after one of its jobs had timed out";
                 return Some(Verdict::Kill(reason.to_owned(), Vec::new()));
             }
-            // It listens, so the others go on; only when they are done, or take too long, does it go with what is stuck.
+            // The host answers, so its other jobs continue. It is killed once they have ended or take too long.
             self.retired.get_or_insert_with(Instant::now);
         }
         let retired = self.retired?;
         if self.jobs.is_empty() {
             return Some(Verdict::End);
         }
-        // Jobs that nobody told to stop may take as long as they like: the host may only have missed a new file.
+        // Jobs that were not aborted may take any time: the host may be retired only because it missed a new file.
         let abandoned = self.jobs.values().filter(|job| job.abandoned.is_some()).map(|job| job.name.clone());
         let abandoned: Vec<JobName> = abandoned.collect();
         let is_late = retired.elapsed() >= RETIRE_TIMEOUT;
         if abandoned.len() == self.jobs.len() || (!abandoned.is_empty() && is_late) {
-            let reason = "a job in it did not stop when it was told to";
+            let reason = "one of its jobs ignored its abort";
             return Some(Verdict::Kill(reason.to_owned(), abandoned));
         }
         None
     }
 }
 
-/// A job in a host. Dropped before its end, it is told to stop, and nobody waits for it any more.
+/// A job in a host. Dropping this before the job has ended aborts the job.
 pub(crate) struct Run {
     process: Arc<Process>,
     id: u64,
@@ -929,7 +930,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Waits for the end; tells the job to stop when it `must_stop`.
+    /// Waits for the end. Aborts the job when `must_stop` returns.
     pub(crate) async fn ended(mut self, must_stop: impl Future<Output = ()>) -> RunResult {
         let answer = tokio::select! {
             biased;
@@ -946,13 +947,13 @@ impl Run {
         self.is_over = true;
         answer.unwrap_or_else(|_| {
             let sentence = format!("{HOST_ENDED} ended while the job ran");
-            RunResult::WithHost(Crash { sentence, blame: Blame::Nobody })
+            RunResult::WithHost(Crash { sentence, blame: Blame::NoJob })
         })
     }
 
     fn abort(&mut self) {
         if !std::mem::replace(&mut self.is_aborted, true) {
-            let reason = "the job is to stop: its time is up, or the worker is shutting down";
+            let reason = "the job must stop: its timeout has passed, or the worker is shutting down";
             self.process.send_frame(&ToHost::Abort { id: self.id, reason });
         }
     }
@@ -976,7 +977,7 @@ impl Drop for Run {
     }
 }
 
-/// Does for a task what it asks of the worker.
+/// Executes a call of a task.
 async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<Box<RawValue>, Problem> {
     let refused = |error: graphile_worker::Error| Problem::of(&error);
     let unfit = |error: serde_json::Error| Problem::of_parameters(&error);
@@ -998,15 +999,15 @@ async fn call(utils: &WorkerUtils, method: Method, params: &RawValue) -> Result<
         Method::GetQueueName => {
             let GetQueueName { id } = protocol::parameters(params).map_err(unfit)?;
             let name = utils.queue_name(id).await.map_err(refused)?;
-            let name = name.ok_or_else(|| Problem::new(format!("there is no queue with the id {id}")))?;
+            let name = name.ok_or_else(|| Problem::new(format!("no queue has the id {id}")))?;
             serde_json::value::to_raw_value(&name)
         }
-        Method::Unknown => return Err(Problem::new("this worker does not know the method")),
+        Method::Unknown => return Err(Problem::new("this worker does not support the method")),
     };
     value.map_err(|error| Problem::new(error.to_string()))
 }
 
-/// The least important level that anybody listens to.
+/// The least important level that is logged.
 fn log_level() -> Level {
     use tracing::level_filters::LevelFilter;
     match LevelFilter::current() {
@@ -1028,7 +1029,7 @@ fn spawn(command: &[String]) -> std::io::Result<(Child, Socket)> {
         .stdin(Stdio::piped())
         .stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
         .stderr(Stdio::piped())
-        // A Ctrl-C in a terminal is for the worker, which lets jobs finish.
+        // In its own group, so that Ctrl-C in a terminal reaches only the worker, which lets jobs finish.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()?;
@@ -1037,7 +1038,7 @@ fn spawn(command: &[String]) -> std::io::Result<(Child, Socket)> {
 
 #[cfg(not(unix))]
 fn spawn(_command: &[String]) -> std::io::Result<(Child, Socket)> {
-    Err(std::io::Error::other("it takes a system with the sockets and process groups of Unix"))
+    Err(std::io::Error::other("hosts need Unix sockets and process groups"))
 }
 
 #[cfg(not(unix))]
@@ -1055,7 +1056,7 @@ fn how_it_ended(status: ExitStatus) -> String {
     }
 }
 
-/// The memory that a process holds, where the system says so in `/proc`.
+/// The resident memory of a process, if the system has `/proc`.
 async fn resident_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

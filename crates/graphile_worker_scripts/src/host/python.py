@@ -1,8 +1,8 @@
 """The host for Python: runs task files for the worker that started this process.
 
 It speaks the protocol of docs/host-protocol.md over a socket, and leaves stdin, stdout and stderr to the tasks.
-`async def` tasks run in the event loop, plain ones in threads. Both get the same helpers; in an `async def`, those
-that ask the worker or the database are to be awaited.
+`async def` tasks run in the event loop, plain ones in threads. Both get the same helpers. An `async def` has to await
+those that call the worker or the database.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ LEVELS = ["error", "warning", "info", "debug"]
 current = contextvars.ContextVar("graphile_worker_run", default=None)
 
 
-# The beginning of a run, which says whose payload it is that cannot be read.
+# The beginning of a `run` frame, which has the id of the run even if the payload cannot be parsed.
 RUN = re.compile(rb'\{"type": ?"run", ?"id": ?(\d+)')
 
-# What the modules that task files become are called.
+# The prefix of the names of modules that task files become.
 MODULE = "graphile_worker_task_"
 
-# Files that were loaded before. A file that was deleted and is there again begins with the first generation again.
+# Files that were loaded before. The generations of a file that was deleted and created again start from the beginning.
 LOADED = set()
 
 
 def to_json(value):
-    # NaN and infinity are not JSON: whoever says them is told, and not the worker.
+    # NaN and infinity are not JSON. They are an error in the task, not a frame that the worker cannot parse.
     return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)
 
 
 class Host:
-    """The connection to the worker, and everything that came over it."""
+    """The connection to the worker, and what has arrived over it."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -65,26 +65,26 @@ class Host:
         self.databases = None
         self.background = set()
         self.measured = measure()
-        self.said = []
+        self.outgoing = []
         self.done_ids = []
         self.flush_is_due = False
         self.lock = threading.Lock()
         self.unfinished = []
-        # A run whose second line, the job, has not come yet.
+        # A run whose second line, the job, has not arrived yet.
         self.half_run = None
         self.ended = asyncio.Event()
         self.printed = [Printed(self, "info", 1), Printed(self, "warning", 2)]
 
-    # Frames. What there is to say gathers while this turn of the event loop lasts, and goes out in one write.
-    # Threads say things too: everything they touch here is under the lock.
+    # Frames. Those of one turn of the event loop are collected and sent in one write. Threads send frames as well, so
+    # the lock protects everything that they use here.
 
-    def say(self, frame):
+    def send(self, frame):
         text = to_json(frame)
         with self.lock:
-            self.said.append(text)
+            self.outgoing.append(text)
         self.flush_soon()
 
-    def say_done(self, run_id):
+    def send_done(self, run_id):
         with self.lock:
             self.done_ids.append(run_id)
         self.flush_soon()
@@ -99,27 +99,27 @@ class Host:
 
     def flush(self):
         self.flush_is_due = False
-        data = self.take_said()
+        data = self.take_outgoing()
         if data and not self.transport.is_closing():
             self.transport.write(data)
 
-    def take_said(self):
-        # Runs are done after all that was said during them.
+    def take_outgoing(self):
+        # `done` comes last, after everything that its runs have sent.
         with self.lock:
             if self.done_ids:
-                self.said.append('{"type":"done","ids":%s}' % self.done_ids)
+                self.outgoing.append('{"type":"done","ids":%s}' % self.done_ids)
                 self.done_ids = []
-            said, self.said = self.said, []
-        return ("\n".join(said) + "\n").encode() if said else b""
+            outgoing, self.outgoing = self.outgoing, []
+        return ("\n".join(outgoing) + "\n").encode() if outgoing else b""
 
     def flush_at_once(self):
-        """For the moment before the process ends."""
-        # Half a frame may be on its way: what we have to say must not get into it.
+        """Sends the rest synchronously, just before the process ends."""
+        # Part of a frame may still be buffered: another frame must not end up in the middle of it.
         if self.transport is not None and self.transport.get_write_buffer_size() == 0:
             try:
                 self.connection.setblocking(True)
                 self.connection.settimeout(1)
-                self.connection.sendall(self.take_said())
+                self.connection.sendall(self.take_outgoing())
             except OSError:
                 pass
 
@@ -136,13 +136,13 @@ class Host:
         self.unfinished.append(data[:end])
         frames = self.frames_in(b"".join(self.unfinished).split(b"\n"))
         self.unfinished = [data[end + 1 :]]
-        # A job that waited behind a long one may be unwanted by now: then it does not begin.
+        # A job that waited behind a long one may be aborted already: then it does not start.
         unwanted = {frame["id"] for frame in frames if frame["type"] == "abort"}
         for frame in frames:
             self.handle(frame, unwanted)
 
     def frames_in(self, lines):
-        """The second line of a run stays text until its task asks for the job: few do, and it is the longer one."""
+        """Does not parse the second line of a run: few tasks read their job, and that line is the longer one."""
         frames = []
         for line in lines:
             if self.half_run:
@@ -173,7 +173,7 @@ class Host:
         kind = frame["type"]
         if kind == "run":
             if frame["id"] in unwanted:
-                self.fail(frame["id"], RuntimeError("aborted before it began"))
+                self.fail(frame["id"], RuntimeError("aborted before it started"))
             elif "unreadable" in frame:
                 self.fail(frame["id"], RuntimeError("this Python cannot read the payload: %s" % frame["unreadable"]))
             else:
@@ -185,9 +185,9 @@ class Host:
         elif kind == "result":
             self.answer(frame)
         elif kind == "ping":
-            self.say({"type": "pong", "id": frame["id"], "busy": self.busy()})
+            self.send({"type": "pong", "id": frame["id"], "busy": self.busy()})
         elif kind == "load":
-            # One after the other: should one of them end this process, the worker knows which.
+            # One after the other: if a file ends this process, the worker knows which one it was.
             self.loads.put_nowait(frame)
         elif kind == "unload":
             self.tasks.pop(frame["task"], None)
@@ -198,16 +198,16 @@ class Host:
             self.databases = Databases(self)
             project = os.path.dirname(os.path.abspath(frame["tasks_dir"]))
             sys.path.insert(0, project)
-            # A task may be called `email`: whoever imports that means Python's own.
+            # After Python's own modules: `import email` must not find the task `email`.
             sys.path.insert(first_of_packages(sys.path), os.path.abspath(frame["tasks_dir"]))
             version = "%d.%d.%d" % sys.version_info[:3]
-            self.say(
+            self.send(
                 {"type": "hello", "protocol": PROTOCOL, "language": "python", "version": version, "pid": os.getpid()}
             )
-        # Anything else is from a later version of the protocol.
+        # Other frames belong to a later version of the protocol.
 
     def busy(self):
-        """The share of its time since it was last asked that this host was at work. What other processes took is not its time."""
+        """The share of time since the last call in which this host was working, without time in which it waited for a core."""
         before, self.measured = self.measured, measure()
         passed, worked, waited = (now - then for now, then in zip(self.measured, before))
         return min(1.0, worked / max(passed - waited, worked, 1e-6))
@@ -217,7 +217,7 @@ class Host:
     async def load_files(self):
         while True:
             frame = await self.loads.get()
-            # In a thread: a file that takes its time to load must not keep running jobs waiting.
+            # In a thread: a file that loads slowly must not block running jobs.
             await self.loop.run_in_executor(None, self.load, frame)
 
     def load(self, frame):
@@ -225,16 +225,16 @@ class Host:
         try:
             function = load_task(frame["path"], generation, self.hello["tasks_dir"])
             generations = self.tasks.setdefault(task, {})
-            # The newest but one may still be asked for by jobs that are on their way.
+            # Keeps the last version, which jobs that are being sent may still name.
             for old in sorted(generations)[:-1]:
                 del generations[old]
             generations[generation] = Task(function)
-            self.say({"type": "loaded", "task": task, "generation": generation})
+            self.send({"type": "loaded", "task": task, "generation": generation})
         except SystemExit as error:
-            problem = {"message": "it called sys.exit(%r) while it was loaded" % (error.code,)}
-            self.say({"type": "not_loaded", "task": task, "generation": generation, "error": problem})
+            problem = {"message": "the file called sys.exit(%r) while it was loading" % (error.code,)}
+            self.send({"type": "not_loaded", "task": task, "generation": generation, "error": problem})
         except BaseException as error:
-            self.say({"type": "not_loaded", "task": task, "generation": generation, "error": describe(error)})
+            self.send({"type": "not_loaded", "task": task, "generation": generation, "error": describe(error)})
 
     # Running jobs.
 
@@ -259,19 +259,19 @@ class Host:
     def finish(self, run_id):
         self.end_lines()
         self.runs.pop(run_id, None)
-        self.say_done(run_id)
+        self.send_done(run_id)
 
     def fail(self, run_id, error):
         self.end_lines()
         self.runs.pop(run_id, None)
-        self.say({"type": "failed", "id": run_id, "error": describe(error)})
+        self.send({"type": "failed", "id": run_id, "error": describe(error)})
 
     def leave(self, exit_of):
-        """A task that exits ends the process, as it would anywhere; the worker says so to the jobs in it."""
+        """Ends the process because a task called `sys.exit`. Reports first which run it was."""
         code = exit_of.code
         run = current.get()
         error = {"message": "the task called sys.exit(%s)" % ("" if code is None else repr(code))}
-        self.say({"type": "fatal", "run": None if run is None else run.id, "error": error})
+        self.send({"type": "fatal", "run": None if run is None else run.id, "error": error})
         self.flush_at_once()
         if code is not None and not isinstance(code, int):
             sys.__stderr__.write("%s\n" % code)
@@ -280,9 +280,9 @@ class Host:
         os._exit(code or 0)
 
     def finish_batch(self, run_id, payload, results):
-        """A task that gets a list may answer for each of its items."""
+        """Ends a run whose task received a list and returned a result for each item."""
         if len(results) != len(payload):
-            text = "the task returned %d results for %d items: taken as done" % (len(results), len(payload))
+            text = "the task returned %d results for %d items: the job counts as done" % (len(results), len(payload))
             self.log("warning", text)
             self.finish(run_id)
             return
@@ -294,14 +294,14 @@ class Host:
             return
         self.end_lines()
         self.runs.pop(run_id, None)
-        self.say({"type": "failed", "id": run_id, "items": items})
+        self.send({"type": "failed", "id": run_id, "items": items})
 
     def end_lines(self):
-        """What a job has printed without the end of its line is not the next one's."""
+        """Logs an unfinished line of output, so that it does not run into the next job's."""
         for printed in self.printed:
             printed.end_line()
 
-    # Asking the worker.
+    # Calls to the worker.
 
     def call(self, run_id, method, params):
         future = Future()
@@ -309,7 +309,7 @@ class Host:
             self.last_call += 1
             call_id = self.last_call
             self.calls[call_id] = future
-        self.say({"type": "call", "id": call_id, "run": run_id, "method": method, "params": params})
+        self.send({"type": "call", "id": call_id, "run": run_id, "method": method, "params": params})
         return future
 
     def answer(self, frame):
@@ -335,15 +335,15 @@ class Host:
         if scope:
             frame["scope"] = scope
         try:
-            self.say(frame)
+            self.send(frame)
         except (TypeError, ValueError, RecursionError):
-            # Circles, odd keys and what is no number are not JSON.
+            # Circular objects, keys that are not strings, and NaN are not JSON.
             frame.pop("scope", None)
-            self.say({**frame, "meta": repr(meta)})
+            self.send({**frame, "meta": repr(meta)})
 
 
 def measure():
-    """The seconds that have passed, those of them at work, and those in which no core was free, where the system says so."""
+    """Seconds: elapsed, worked, and waited for a free core (if the system has `/proc`)."""
     try:
         with open("/proc/self/schedstat") as file:
             waited = int(file.read().split()[1]) / 1e9
@@ -356,7 +356,7 @@ def frame_in(line):
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        # PostgreSQL stores numbers and depths that Python refuses. That is the end of the job, not of all others here.
+        # PostgreSQL stores numbers and depths that Python cannot parse. That fails this job only.
         begin = RUN.match(line)
         if begin is None:
             raise
@@ -364,7 +364,7 @@ def frame_in(line):
 
 
 def first_of_packages(path):
-    """Where in a search path Python's own modules end."""
+    """The position in a search path after Python's own modules."""
     names = ("site-packages", "dist-packages")
     return next((place for place, folder in enumerate(path) if os.path.basename(folder) in names), len(path))
 
@@ -396,11 +396,11 @@ def accepts_two(function):
 
 
 def load_task(path, generation, tasks_dir):
-    """The function `task` of a file, as it is now: neither it nor the files beside it come from a cache."""
+    """Loads the function `task` of a file, without any cache for the file and for other files in the folder."""
     folder = os.path.abspath(tasks_dir) + os.sep
     if path in LOADED:
         for name, module in list(sys.modules.items()):
-            # Other tasks are still what they were, and found by their names.
+            # Modules of other tasks stay: libraries look them up by name.
             is_task = name.startswith(MODULE)
             if not is_task and str(getattr(module, "__file__", None) or "").startswith(folder):
                 del sys.modules[name]
@@ -410,7 +410,7 @@ def load_task(path, generation, tasks_dir):
     module.__file__ = path
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
-    # Some libraries look for the module of a class by its name.
+    # Some libraries look up the module of a class by its name.
     sys.modules[module.__name__] = module
     exec(code, module.__dict__)
     function = getattr(module, "task", None)
@@ -422,7 +422,7 @@ def load_task(path, generation, tasks_dir):
 
 
 class Run:
-    """A job that runs, and what its task gets as helpers."""
+    """A running job, which is also the helpers of its task."""
 
     def __init__(self, host, frame):
         self.id = frame["id"]
@@ -472,7 +472,7 @@ def spec_of(spec):
         raise TypeError("a job has no %s, expected %s" % (", ".join(unknown), ", ".join(sorted(SPEC))))
     given = {name: value for name, value in spec.items() if value is not None}
     if isinstance(given.get("run_at"), datetime):
-        # A time without a zone is this machine's.
+        # A time without a zone is in the time zone of this machine.
         given["run_at"] = given["run_at"].astimezone(timezone.utc).isoformat()
     return given
 
@@ -497,13 +497,13 @@ def revive(raw):
 
 
 def time_of(text):
-    # Before Python 3.11, `fromisoformat` wanted exactly six digits and no `Z`.
+    # Before Python 3.11, `fromisoformat` accepts only six digits and no `Z`.
     whole, _, fraction = text.rstrip("Z").partition(".")
     return datetime.fromisoformat("%s.%s+00:00" % (whole, (fraction + "000000")[:6]))
 
 
 class ThreadRun(Run):
-    """The helpers of a `def`: they return when they are done."""
+    """The helpers of a `def`: they block until they are done."""
 
     def __init__(self, host, frame):
         super().__init__(host, frame)
@@ -554,7 +554,7 @@ async def awaited(value):
 
 
 class AsyncRun(Run):
-    """The helpers of an `async def`: what takes time is to be awaited."""
+    """The helpers of an `async def`, which awaits them."""
 
     def __init__(self, host, frame):
         super().__init__(host, frame)
@@ -605,12 +605,12 @@ async def settled(result):
 
 
 def describe(error):
-    """An error as the worker wants it: what it says, then where it happened."""
+    """An error as a frame carries it: its message, then where it happened."""
     try:
         message = str(error) or type(error).__name__
     except Exception:
-        # Whatever it has to say, saying it fails.
-        message = "an error of type %s that cannot be read was raised" % type(error).__name__
+        # Reading the error raises another one.
+        message = "the task raised an error of type %s that cannot be read" % type(error).__name__
     own = sys._getframe().f_code.co_filename
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == own:
@@ -622,11 +622,11 @@ def describe(error):
 
 
 class Threads:
-    """Threads for plain functions: as many as there were ever jobs at once."""
+    """Threads for plain functions: as many as the largest number of simultaneous jobs so far."""
 
     def __init__(self):
         self.queue = queue.SimpleQueue()
-        # How many threads have nothing to do, without those that something was put in the queue for.
+        # The number of idle threads, without those for which a job is already in the queue.
         self.idle = 0
         self.lock = threading.Lock()
 
@@ -643,7 +643,7 @@ class Threads:
         while True:
             run, task = self.queue.get()
             run.run(task)
-            # Nothing is to hold the payload while this thread waits.
+            # A waiting thread must not keep the payload in memory.
             run = task = None
             with self.lock:
                 self.idle += 1
@@ -674,18 +674,18 @@ class Logger:
         return Logger(self._host, {**(self._scope or {}), **more})
 
 
-# Behind a pooler in transaction mode, a prepared statement is in another session than its next use.
+# Behind a pooler in transaction mode, the next use of a prepared statement may reach another session.
 UNPREPARED_PSYCOPG = {"prepare_threshold": None}
 UNPREPARED_ASYNCPG = {"statement_cache_size": 0}
 
 
 class Databases:
-    """Connections through the project's own psycopg or asyncpg. Those that are free wait for the next query."""
+    """Connections of the project's own psycopg or asyncpg. Idle ones are kept for the next query."""
 
     def __init__(self, host):
         self.host = host
         self.url = host.hello.get("database_url") or ""
-        # Of each driver as many as tasks may have.
+        # The maximum number of connections, for each driver.
         self.most = host.hello.get("max_pool_size") or 10
         self.free = []
         self.turn = threading.Semaphore(self.most)
@@ -695,14 +695,14 @@ class Databases:
         self.pool_lock = asyncio.Lock()
 
     def use(self, url):
-        """New connections go there. Those that are free may still work, or are found to be closed."""
+        """Uses this URL for new connections. Idle connections may still work; closed ones are detected."""
         self.url = url
         if self.pool is not None:
             self.pool.set_connect_args(url)
 
     def missing(self, wanted):
         return RuntimeError(
-            "helpers.query needs %s, and this Python (%s) has none: install it in the project's environment"
+            "helpers.query needs %s, which this Python (%s) does not have: install it in the project's environment"
             % (wanted, sys.executable)
         )
 
@@ -719,7 +719,7 @@ class Databases:
             try:
                 result = callback(connection)
             except BaseException:
-                # A transaction that a failed task left open must not be the next task's.
+                # The task may have left a transaction open.
                 connection.close()
                 raise
             if self.may_be_used_again(psycopg, connection):
@@ -808,7 +808,7 @@ class Databases:
 
 
 def is_quiet(connection):
-    """Whether it is open and the server has said nothing since: unasked, it says mostly that it closes the connection."""
+    """Whether a connection is open, with nothing to read: what a server sends on its own usually announces its end."""
     if connection.closed:
         return False
     unread = select.poll()
@@ -817,7 +817,7 @@ def is_quiet(connection):
 
 
 def package(name):
-    """A package of the project, if it has it. One that is there and does not load says why."""
+    """A package of the project; None if it is not installed. Raises if it is installed and does not load."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -827,7 +827,7 @@ def package(name):
 
 
 class Printed(io.TextIOBase):
-    """What tasks print goes to the worker's log, with the job they print it for."""
+    """Standard output or error of the tasks: the worker logs each line with its job."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -855,7 +855,7 @@ class Printed(io.TextIOBase):
         return True
 
     def fileno(self):
-        """For the processes that tasks start: the worker logs what comes there, too, but knows no job for it."""
+        """The descriptor for child processes: the worker logs their output without a job."""
         return self.descriptor
 
 
@@ -878,7 +878,7 @@ class PrintedBytes(io.RawIOBase):
 
 
 def be_a_child(host):
-    """In a process that a task has forked: the worker is not to hear two who speak at once."""
+    """Called in a process that a task has forked: only the host may write to the socket."""
     host.connection.close()
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     host.log = lambda _level, message, *_: print(message, flush=True)
@@ -894,7 +894,7 @@ async def main(descriptor):
     sys.stdout, sys.stderr = host.printed
     os.register_at_fork(after_in_child=lambda: be_a_child(host))
     host.loop.set_exception_handler(lambda _loop, context: report(host, context))
-    # Python would print it, as it prints warnings.
+    # Python itself would only print the error, which the worker logs like any output.
     threading.excepthook = lambda thread: report_thread(host, thread)
     await host.loop.create_connection(lambda: host, sock=connection)
     host.keep(host.load_files())
@@ -904,27 +904,27 @@ async def main(descriptor):
 def report(host, context):
     error = context.get("exception")
     described = describe(error) if error is not None else {"message": context["message"]}
-    host.log("error", "an error that nobody waited for: " + described["message"], described.get("stack"))
+    host.log("error", "uncaught error: " + described["message"], described.get("stack"))
 
 
 def report_thread(host, thread):
-    # A thread may end by sys.exit.
+    # `sys.exit` is a normal way to end a thread.
     if thread.exc_type is not SystemExit:
         report(host, {"exception": thread.exc_value})
 
 
 def start():
     descriptor = int(os.environ.pop("GRAPHILE_WORKER_HOST_FD"))
-    # These are for the worker, which lets jobs finish; some process managers send them to all processes.
+    # Only the worker handles these, and lets jobs finish. Some process managers send them to all processes.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)
     sys.argv = ["graphile-worker"]
-    # Cached code beside the tasks would be taken for the code of a file that was changed within the same second.
+    # Python would use cached code for a file that was changed within the same second.
     sys.dont_write_bytecode = True
     try:
         asyncio.run(main(descriptor))
     finally:
-        # A thread may be in the middle of a job: the worker is gone or wants us gone, so nobody waits for it.
+        # A thread may still run a job, but the worker is gone or has closed the socket.
         os._exit(0)
 
 

@@ -228,7 +228,7 @@ async fn a_job_that_needs_too_much_memory_costs_no_other_job_an_attempt() {
         error.starts_with("the host process of this task was killed while this job ran alone in it: it used "),
         "{error}"
     );
-    assert!(error.ends_with("MiB of memory, and its limit is 256 MiB"), "{error}");
+    assert!(error.ends_with("MiB of memory; the limit is 256 MiB"), "{error}");
 }
 
 #[tokio::test]

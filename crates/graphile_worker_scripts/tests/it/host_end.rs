@@ -170,7 +170,7 @@ async fn a_host_that_exceeds_its_memory_limit_is_killed() {
         error.starts_with("the host process of this task was killed while this job ran alone in it: it used "),
         "{error}"
     );
-    assert!(error.ends_with("MiB of memory, and its limit is 256 MiB"), "{error}");
+    assert!(error.ends_with("MiB of memory; the limit is 256 MiB"), "{error}");
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ async fn files_that_do_not_load_are_reported_and_the_others_run() {
     }
     let version = std::process::Command::new("node").arg("--version").output().unwrap().stdout;
     if String::from_utf8(version).unwrap().starts_with("v20.") {
-        assert!(line.contains("typed.ts is TypeScript, and Node v20"), "{line}");
+        assert!(line.contains("typed.ts is TypeScript, which Node v20"), "{line}");
     }
     let mut fine = project.notes("fine");
     fine.sort_by_key(Value::to_string);

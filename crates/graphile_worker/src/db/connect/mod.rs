@@ -1,9 +1,8 @@
 //! Connecting to the database as libpq does: which servers to try, in which order, with which password, and
 //! whether a server is suitable.
 //!
-//! What the parameters are is read in `parameters`; what they mean for one server is in `server`. The driver connects to one
-//! server with one password; everything about several servers, and about passwords that change, is here. What the driver
-//! cannot do is in `relay`.
+//! `parameters` parses the parameters; `server` translates them for one server. The driver connects to one server with one
+//! password; several servers, and passwords that change, are handled here. `relay` does what the driver cannot.
 
 mod parameters;
 mod passfile;
@@ -82,7 +81,7 @@ struct Current {
     /// Incremented whenever the URL changes.
     version: AtomicU64,
     pool: OnceLock<PgPool>,
-    /// No pooler is on the way.
+    /// Whether connections are direct, without a pooler in between.
     is_direct: AtomicBool,
     /// When connections last went to another server than before.
     moved_at: MovedAt,
@@ -341,7 +340,7 @@ impl DatabaseConfig {
         let encryption = found.map_or(server.ssl_modes[0], |found| found.encryption);
         server.reached(options.clone(), encryption).unwrap_or_else(|error| {
             warn!(label = "worker", server = server.place(), %error, "the pool cannot connect");
-            // Never with less than the parameters ask for.
+            // Never with weaker encryption than the parameters require.
             options.socket("/nonexistent")
         })
     }
@@ -368,7 +367,7 @@ impl DatabaseConfig {
         let _ = self.current.pool.set(pool.clone());
     }
 
-    /// Lets the server give up new connections whose client is silent. Only if no pooler is on the way.
+    /// Makes the server close new connections whose client is silent. Only for direct connections.
     pub(crate) fn with_keepalives(mut self) -> DatabaseConfig {
         for server in &mut self.servers {
             server.options = server.with_keepalives(server.options.clone());
@@ -564,8 +563,8 @@ impl From<PgConnectOptions> for DatabaseConfig {
 }
 
 impl Probe {
-    /// A connection that only listens is asked at the times at which the parameters want keepalives: a pooler in between
-    /// would answer those.
+    /// Probes a connection that only listens at the times of the keepalive parameters: a pooler in between would answer
+    /// keepalives itself.
     fn new(parameters: &Parameters) -> Result<Probe, Problem> {
         let seconds = |name: &str| -> Result<Option<u32>, Problem> {
             let number = parameters.number(name)?.filter(|number| *number > 0);
@@ -735,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_none_of_the_choices_is_refused_with_them() {
+    fn an_unknown_value_is_rejected_with_the_choices() {
         for (text, message) in [
             (
                 "target_session_attrs=master",

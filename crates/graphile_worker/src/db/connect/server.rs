@@ -24,7 +24,7 @@ pub(crate) struct Server {
     /// Encryption modes to try in order. The next one is only tried if the server or its certificate does not
     /// allow the previous one.
     pub(crate) ssl_modes: Vec<Encryption>,
-    /// If the parameters say something about it.
+    /// `None` if the parameters do not set it.
     keepalive: Option<Keepalive>,
     target: Target,
 }
@@ -155,9 +155,9 @@ impl Server {
         let hidden = Hidden::of(&options);
         let has_roots = hidden.root_cert.is_some() && options.get_socket().is_none();
         let (ssl_mode, ssl_modes) = match options.get_ssl_mode() {
-            // The driver takes them for the same.
+            // The driver treats both the same.
             PgSslMode::Disable | PgSslMode::Allow => ("disable", vec![Encryption::No]),
-            // As in libpq, roots that are given are used. The driver would ignore them.
+            // As in libpq, given root certificates are used. The driver would ignore them.
             PgSslMode::Prefer if has_roots => ("prefer", vec![Encryption::VerifyCa, Encryption::No]),
             PgSslMode::Prefer => ("prefer", vec![Encryption::Preferred]),
             PgSslMode::Require if has_roots => ("verify-ca", vec![Encryption::VerifyCa]),
@@ -191,8 +191,8 @@ impl Server {
         Server { options: without_float_digits(options), ssl_modes, keepalive: None, target }
     }
 
-    /// These options of this server for a connection of this kind. They lead to the relay if the driver cannot do what the
-    /// parameters ask for.
+    /// The options of this server for a connection of this kind. They lead to the relay if the driver does not support what the
+    /// parameters require.
     pub(crate) fn reached(&self, options: PgConnectOptions, encryption: Encryption) -> io::Result<PgConnectOptions> {
         let Target { host, port, root_cert, client_cert, .. } = &self.target;
         let root_cert =
@@ -212,8 +212,8 @@ impl Server {
         Ok(options.socket(folder).ssl_mode(mode))
     }
 
-    /// These options with settings by which the server, too, gives up a connection whose other side is silent: it holds
-    /// locks. Not for a pooler, which refuses them. What the parameters say about them stays.
+    /// Adds settings that make the server close a connection whose client is silent, because it may hold locks. Not for a
+    /// pooler, which rejects them. Settings from the parameters stay.
     pub(crate) fn with_keepalives(&self, options: PgConnectOptions) -> PgConnectOptions {
         let keepalive = self.keepalive.unwrap_or_default();
         let given = options.get_options().unwrap_or_default().to_owned();
@@ -358,7 +358,7 @@ fn without_float_digits(options: PgConnectOptions) -> PgConnectOptions {
 }
 
 impl Keepalive {
-    /// Nothing if the parameters leave it to us.
+    /// `None` if the parameters do not set any.
     fn of(parameters: &Parameters) -> Result<Option<Keepalive>, Problem> {
         let above_zero = |name: &str| -> Result<Option<u32>, Problem> {
             let number = parameters.number(name)?.filter(|number| *number > 0);

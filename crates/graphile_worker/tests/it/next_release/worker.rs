@@ -1,4 +1,4 @@
-//! A worker that both releases have: it writes into a file what it ran, and some of its jobs end when they are told to.
+//! The worker of both releases: it writes to a file what it ran, and some of its jobs end on request.
 
 use graphile_worker::{WorkerContext, WorkerOptions};
 use serde_json::Value;

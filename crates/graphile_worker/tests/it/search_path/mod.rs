@@ -226,7 +226,7 @@ async fn no_function_depends_on_the_path_of_its_caller() {
     let unpinned = "from pg_proc join pg_language on pg_language.oid = prolang
         where pronamespace = 'graphile_worker'::regnamespace
           and not coalesce(proconfig::text ~ 'search_path=pg_catalog, *\\\\?\"*graphile_worker', false)";
-    // They are called by functions that set the path, and by nobody else.
+    // Only functions that set the path call them.
     let helpers = value(
         &mut safe,
         &format!("select coalesce(json_agg(proname order by proname), '[]') {unpinned} and lanname <> 'sql'"),
@@ -466,7 +466,7 @@ async fn nothing_is_called_when_an_old_layout_is_moved() {
 
 /// The role may create functions in `public`, as every role could before PostgreSQL 15, and nothing else.
 #[tokio::test]
-async fn a_role_without_rights_does_not_become_superuser_by_a_function_that_looks_like_postgresqls() {
+async fn a_role_cannot_become_superuser_with_a_function_named_like_postgresqls() {
     let db = Db::installed().await;
     let role = format!("mallory_{}", db.value("select current_database()").await.as_str().unwrap());
     db.run(&format!("create role {role} login; grant create on schema public to public")).await;

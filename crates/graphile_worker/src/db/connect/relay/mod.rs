@@ -1,9 +1,9 @@
 //! The relay: connects for the driver if the parameters ask for something that the driver cannot do.
 //!
 //! - **Trust only in `sslrootcert`.** The driver adds the file to the system's authorities. libpq trusts the file alone, and
-//!   `verify-ca` is worth nothing otherwise: every public authority signs certificates for everybody.
-//! - **TCP keepalives.** The driver gives no access to its sockets, and a handler's query waits for ever if the network goes
-//!   silent.
+//!   otherwise `verify-ca` is worthless, because public authorities sign certificates for anyone.
+//! - **TCP keepalives.** The driver gives no access to its sockets, and a handler's query waits for ever on a silent
+//!   network.
 //!
 //! The driver connects to a local socket of this process instead. A thread accepts it, connects to the server, verifies its
 //! certificate, and passes bytes on. Only this process may connect to the socket: the connection to the server may carry a
@@ -27,12 +27,12 @@ const ROUTINE: &str = "graphile_worker relay";
 pub(crate) struct Route {
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// If not given, the driver encrypts by itself, or not at all.
+    /// `None` if the driver encrypts by itself, or not at all.
     pub(crate) trust: Option<Trust>,
     pub(crate) keepalive: Keepalive,
 }
 
-/// Which certificate of the server will do. Certificates and keys are files, or PEM texts.
+/// Which server certificates to accept. Certificates and keys are files, or PEM texts.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Trust {
     pub(crate) root_cert: String,
@@ -41,19 +41,19 @@ pub(crate) struct Trust {
     pub(crate) client_cert: Option<(String, String)>,
 }
 
-/// When the system gives up a connection whose other side is silent.
+/// When the operating system closes a connection whose peer is silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Keepalive {
     pub(crate) is_on: bool,
     pub(crate) idle: Duration,
     pub(crate) interval: Duration,
     pub(crate) count: u32,
-    /// How long sent data may stay unconfirmed. Not set by default, as in libpq: a server that does not read for as long,
-    /// because a `copy` waits for a lock, would be taken for dead.
+    /// How long sent data may stay unacknowledged. Not set by default, as in libpq: a live server may stop reading for a
+    /// while, for example because a `copy` waits for a lock.
     pub(crate) user_timeout: Option<Duration>,
 }
 
-/// What is not given: as soon as the worker's own connections notice, roughly.
+/// Defaults: roughly as fast as the worker's own connections notice a silent peer.
 impl Default for Keepalive {
     fn default() -> Keepalive {
         let seconds = Duration::from_secs;
@@ -61,7 +61,7 @@ impl Default for Keepalive {
     }
 }
 
-/// There is no socket for it on this system.
+/// This system has no suitable sockets.
 #[cfg(not(unix))]
 pub(crate) fn folder(route: &Route) -> io::Result<std::path::PathBuf> {
     let advice = match route.trust {

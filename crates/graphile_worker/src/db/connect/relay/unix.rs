@@ -18,23 +18,23 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
-/// How long it may take to reach the server. The driver's side gives up earlier, unless `connect_timeout` is longer.
+/// How long connecting to the server may take. The driver gives up earlier, unless `connect_timeout` is longer.
 const TIME_TO_CONNECT: Duration = Duration::from_secs(60);
 
-/// How long the last bytes of a connection that the driver has closed may take.
+/// How long sending the last bytes of a closed connection may take.
 const TIME_TO_CLOSE: Duration = Duration::from_secs(5);
 
-/// The message that asks for TLS: its length, and a number that is no version.
+/// The message that requests TLS: its length, and a number in place of the protocol version.
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
-/// A running relay: the thread, and the sockets on which it listens. Both stay until the process ends, because pools and
-/// connections that use them may do so.
+/// A running relay: the thread, and the sockets on which it listens. Both stay until the process ends, because pools may use
+/// them until then.
 struct Relay {
     runtime: Runtime,
     folders: Mutex<HashMap<Route, PathBuf>>,
 }
 
-/// The folder of the socket behind which this route begins, for the driver. The socket has the server's port.
+/// The folder of the socket that leads to this route, for the driver. The socket has the server's port.
 pub(crate) fn folder(route: &Route) -> io::Result<PathBuf> {
     static RELAY: OnceLock<Result<Relay, String>> = OnceLock::new();
     let relay = RELAY.get_or_init(|| Relay::start().map_err(|error| error.to_string()));
@@ -43,7 +43,7 @@ pub(crate) fn folder(route: &Route) -> io::Result<PathBuf> {
 
 impl Relay {
     fn start() -> io::Result<Relay> {
-        // A thread of its own: a handler that blocks the application's must not stop the heartbeat.
+        // A thread of its own: a handler that blocks the application's thread must not block the heartbeat.
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).thread_name("graphile_worker relay").enable_all().build()?;
         Ok(Relay { runtime, folders: Mutex::default() })
@@ -64,14 +64,14 @@ impl Relay {
     }
 }
 
-/// A socket with a name that cannot be guessed, in no file: nothing is left behind when the process ends.
+/// A socket with a random abstract name. There is no file, so nothing remains when the process ends.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn listen(port: u16) -> io::Result<(PathBuf, std::os::unix::net::UnixListener)> {
     use std::os::linux::net::SocketAddrExt;
     let folder = unguessable_name();
     let address = std::os::unix::net::SocketAddr::from_abstract_name(format!("{folder}/.s.PGSQL.{port}"))?;
     let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;
-    // To the driver's runtime, a leading NUL means such a name.
+    // The driver's runtime treats a leading NUL as an abstract name.
     Ok((format!("\0{folder}").into(), listener))
 }
 
@@ -96,13 +96,13 @@ async fn accept(listener: UnixListener, route: Route) {
         match listener.accept().await {
             Ok((client, _)) if is_this_process(&client) => drop(tokio::spawn(serve(client, route.clone()))),
             Ok(_) => {}
-            // Too many open files, mostly: until others are closed.
+            // Usually too many open files: wait until some are closed.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-/// Where the system does not say which process it is, the folder has kept others out.
+/// On systems that do not report the process of the peer, the permissions of the folder are the protection.
 fn is_this_process(client: &UnixStream) -> bool {
     let Ok(peer) = client.peer_cred() else { return false };
     peer.pid().is_none_or(|pid| u32::try_from(pid) == Ok(std::process::id()))
@@ -113,14 +113,14 @@ async fn serve(mut client: UnixStream, route: Arc<Route>) {
     match connecting.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok(server) => pass_on(client, server).await,
         Err(error) => {
-            // The driver begins to talk at once; it would not hear the answer if it were still writing.
+            // The driver sends its first message at once, and would miss the answer while it is still writing.
             let _ = tokio::time::timeout(TIME_TO_CLOSE, client.read(&mut [0; 4096])).await;
             let _ = client.write_all(&message_about(&error)).await;
         }
     }
 }
 
-/// What the driver can be connected with.
+/// A stream to the server, with or without TLS.
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
@@ -129,8 +129,8 @@ async fn pass_on(client: UnixStream, server: Box<dyn Connection>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = tokio::io::split(server);
     let answers = async {
-        // A server that does not accept our certificate says so only now. Later on, an error may come in the midst of a
-        // message, and the driver would take ours for a part of it.
+        // A server that rejects our certificate reports it only now. Later, an error could arrive in the middle of a message,
+        // and the driver would read ours as a part of that message.
         let mut first = vec![0; 8192];
         match from_server.read(&mut first).await {
             Ok(length) if to_client.write_all(&first[..length]).await.is_ok() => {}
@@ -169,7 +169,7 @@ impl Route {
 }
 
 impl Keepalive {
-    /// As far as the system supports it: a connection without them works as well.
+    /// Ignores errors: a connection works without these options, too.
     fn apply(&self, stream: &TcpStream) {
         use rustix::net::sockopt;
         let _ = sockopt::set_socket_keepalive(stream, self.is_on);
@@ -187,7 +187,7 @@ impl Keepalive {
 }
 
 impl Trust {
-    /// Read for each connection: files may be replaced while the worker runs.
+    /// Reads the files for each connection, because they may be replaced while the worker runs.
     fn config(&self) -> io::Result<ClientConfig> {
         let provider = Arc::new(ring::default_provider());
         let mut roots = RootCertStore::empty();
@@ -230,12 +230,12 @@ fn pem(name: &str, text: &str) -> io::Result<Vec<u8>> {
 }
 
 fn unusable(name: &str, text: &str, error: impl std::fmt::Display) -> io::Error {
-    // A text is a certificate or a key, and no key belongs into a message.
+    // Not the text of a certificate or key, which may be secret.
     let file = if text.contains("-----BEGIN") { "a PEM text".to_owned() } else { format!("{text:?}") };
     io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is {file}, which cannot be used: {error}"))
 }
 
-/// Verifies as webpki does; without `checks_name`, a certificate for any host will do.
+/// Verifies as webpki does. Without `checks_name`, accepts a certificate for any host.
 #[derive(Debug)]
 struct Verifier {
     verifier: Arc<WebPkiServerVerifier>,
@@ -253,7 +253,7 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
         match self.verifier.verify_server_cert(certificate, intermediates, name, ocsp_response, now) {
-            // The name is checked last: everything else is in order.
+            // The name is checked last, so everything else is valid.
             Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))
                 if !self.checks_name =>
             {
@@ -286,10 +286,10 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// An error as the server would send it.
+/// An error in the format of the server.
 fn message_about(error: &io::Error) -> Vec<u8> {
     let kind = KINDS.iter().find(|(_, kind)| *kind == error.kind()).map_or("other", |(name, _)| name);
-    // The driver's pool tries again if the server is only not ready yet.
+    // The driver's pool retries if the server is not ready yet.
     let code = if kind == "refused" { "57P03" } else { "08001" };
     let text = error.to_string().replace('\0', " ");
     let fields = format!("SFATAL\0VFATAL\0C{code}\0M{text}\0F{kind}\0R{ROUTINE}\0\0");
