@@ -45,7 +45,11 @@ const LABELS: f64 = 270.0;
 const BAR: f64 = 22.0;
 const TOP: f64 = 44.0;
 const HEIGHT_OF_LINES: f64 = 260.0;
-const COLOURS: [&str; 4] = ["#2f81f7", "#d2832a", "#3fa45b", "#a371f7"];
+const COLOURS: [&str; 5] = ["#2f81f7", "#d2832a", "#3fa45b", "#a371f7", "#8c959f"];
+
+/// Width and height of an entry of the legend, and the number of entries side by side.
+const LEGEND: (f64, f64) = (220.0, 18.0);
+const LEGEND_COLUMNS: usize = 3;
 
 // Middle greys are readable on white and black, for viewers that do not report their colour scheme.
 const STYLE: &str = "\
@@ -96,7 +100,9 @@ impl Plot {
     }
 
     fn lines(&self, x_unit: &str, lines: &[Line]) -> (f64, String) {
-        let (left, right, bottom) = (80.0, WIDTH - 20.0, TOP + 20.0 + HEIGHT_OF_LINES);
+        let more_legend = lines.len().saturating_sub(1) / LEGEND_COLUMNS;
+        let top_of_lines = TOP + 20.0 + more_legend as f64 * LEGEND.1;
+        let (left, right, bottom) = (80.0, WIDTH - 20.0, top_of_lines + HEIGHT_OF_LINES);
         let points = || lines.iter().flat_map(|line| &line.points);
         let top = nice_top(points().map(|(_, y)| *y));
         let end = points().map(|(x, _)| *x).fold(1e-9, f64::max);
@@ -117,13 +123,14 @@ impl Plot {
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n",
                 path.join(" ")
             );
-            let x = left + at as f64 * 220.0;
-            body += &format!("<rect x=\"{x}\" y=\"36\" width=\"14\" height=\"4\" fill=\"{colour}\"/>\n");
-            body += &text(x + 20.0, 44.0, "start", &series.label);
+            let x = left + (at % LEGEND_COLUMNS) as f64 * LEGEND.0;
+            let y = 36.0 + (at / LEGEND_COLUMNS) as f64 * LEGEND.1;
+            body += &format!("<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"4\" fill=\"{colour}\"/>\n");
+            body += &text(x + 20.0, y + 8.0, "start", &series.label);
         }
         body += &line("axis", (left, bottom), (right, bottom));
         body += &text((left + right) / 2.0, bottom + 36.0, "middle", x_unit);
-        body += &text(left - 8.0, TOP + 10.0, "end", &self.unit);
+        body += &text(left - 8.0, top_of_lines - 10.0, "end", &self.unit);
         (bottom + 46.0, body)
     }
 }
