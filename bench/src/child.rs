@@ -28,6 +28,11 @@ use tokio::time::Instant;
 /// A run that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
+/// Processes count as idle if they and the server use at most this share of a core for this long. Those that connect
+/// use all cores.
+const IDLE_WINDOW: Duration = Duration::from_millis(200);
+const IDLE_SHARE: f64 = 0.25;
+
 /// The results that a contestant reports at the end. Which fields are set depends on the command.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -144,8 +149,19 @@ pub(crate) struct Started<'a> {
 }
 
 impl Started<'_> {
-    /// Pauses the processes until the clock starts, so that they do not see what happens in the database meanwhile.
-    pub(crate) fn pause(&mut self) -> Result<(), Failure> {
+    /// Waits until the processes have connected and are idle, then pauses them until the clock starts, so that they do
+    /// not see what happens in the database meanwhile.
+    pub(crate) async fn pause_when_idle(&mut self, server: &Server) -> Result<(), Failure> {
+        let used = || Ok::<f64, Failure>(server.processor_seconds()? + sum(&self.children, Child::processor_seconds)?);
+        let mut before = used()?;
+        loop {
+            tokio::time::sleep(IDLE_WINDOW).await;
+            let now = used()?;
+            if now - before <= IDLE_WINDOW.as_secs_f64() * IDLE_SHARE {
+                break;
+            }
+            before = now;
+        }
         self.is_paused = true;
         self.children.iter().try_for_each(|child| child.signal(Signal::STOP))
     }

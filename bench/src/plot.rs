@@ -170,6 +170,28 @@ mod tests {
     }
 
     #[test]
+    fn a_legend_of_many_lines_stays_within_the_picture() {
+        let line = |n: usize| Line { label: format!("line {n}"), points: vec![(1.0, 1.0)] };
+        let shape = |count| Shape::Lines { x_unit: String::new(), lines: (0..count).map(line).collect() };
+        let picture = |count| Plot { shape: shape(count), ..Plot::default() }.svg();
+        let entries = |svg: &str| -> Vec<(f64, f64)> {
+            let number = |rect: &str, name: &str| {
+                let (_, rest) = rect.split_once(&format!(" {name}=\""))?;
+                rest.split('"').next()?.parse::<f64>().ok()
+            };
+            svg.lines()
+                .filter_map(|tag| tag.strip_prefix("<rect"))
+                .map(|rect| (number(rect, "x").unwrap_or(f64::NAN), number(rect, "y").unwrap_or(f64::NAN)))
+                .collect()
+        };
+        let five = entries(&picture(5));
+        assert_eq!(five.len(), 5);
+        assert!(five.iter().all(|(x, _)| x + LEGEND.0 <= WIDTH), "{five:?}");
+        assert_eq!(five[3], (five[0].0, five[0].1 + LEGEND.1));
+        assert!(five.iter().enumerate().all(|(at, place)| !five[..at].contains(place)), "{five:?}");
+    }
+
+    #[test]
     fn names_cannot_break_the_picture() {
         let bar = Bar { label: "<a> & \"b\"".to_owned(), value: 1.0, ours: true };
         let plot = Plot { shape: Shape::Bars(vec![bar]), ..Plot::default() };

@@ -93,7 +93,7 @@ async fn drain_together(bench: &Bench, contestant: Contestant, processes: usize)
     let database = bench.server.fresh_database(contestant).await?;
     let run = Run { processes, until: jobs, ..Run::of(contestant, "fleet", 0) };
     let mut started = run.start(&database).await?;
-    started.pause()?;
+    started.pause_when_idle(&bench.server).await?;
     database.fill(&Jobs::ready(jobs)).await?;
     database.settle().await?;
     let mut watching = database.connect().await?;

@@ -66,8 +66,8 @@ struct Used {
 }
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
-    let single = Adds { jobs: 1, times: bench.size(100), pause: Duration::from_millis(100) };
-    let burst = Adds { jobs: 64, times: bench.size(10), pause: Duration::from_secs(1) };
+    let single = Adds { jobs: 1, times: bench.size(100), pause: Duration::from_millis(50) };
+    let burst = Adds { jobs: 64, times: if bench.quick { 1 } else { 5 }, pause: Duration::from_secs(1) };
     // Autovacuum would be counted.
     bench.server.set("autovacuum", Some("off")).await?;
     let singles = turns(bench, "idle fleet, single jobs", single).await;
@@ -81,7 +81,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     Ok(Section {
         title: "Idle fleet".to_owned(),
         method: "Idle workers in 8 processes, with a poll interval of an hour, so that they claim only if something \
-                 wakes them. Single jobs: 100 calls of SQL `add_job`, 100 ms apart. Bursts: ten times 64 jobs in one \
+                 wakes them. Single jobs: 100 calls of SQL `add_job`, 50 ms apart. Bursts: five times 64 jobs in one \
                  transaction, a second apart. Figures per job, without the adding transactions, and without what the \
                  same workers use in the same time if no job is added. Claims that find nothing include the one that \
                  reports the finished job and finds no next one. The CPU time of PostgreSQL includes the adds."
