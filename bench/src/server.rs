@@ -25,9 +25,9 @@ pub(crate) fn as_the_worker_connects(options: PgConnectOptions) -> PgConnectOpti
     ])
 }
 
-/// Enough for the pools of 16 processes of each contestant, and for 64 workers. The only setting of the server that is
+/// Enough for 64 workers of each contestant, with a pool each. The only setting of the server that is
 /// not PostgreSQL's default.
-pub(crate) const CONNECTIONS: &str = "500";
+pub(crate) const CONNECTIONS: &str = "1000";
 
 /// A private PostgreSQL, in a folder that is deleted with it.
 pub(crate) struct Server {

@@ -18,7 +18,8 @@ use std::time::Duration;
 const CONTESTANTS: [Contestant; 5] =
     [Contestant::Ours, Contestant::OursRepeatable, Contestant::NodeTuned, Contestant::PortTuned, Contestant::LimitOn1];
 
-const PROCESSES: [usize; 5] = [1, 2, 4, 8, 16];
+const PROCESSES: &[usize] = &[1, 2, 4, 8, 16];
+const QUICK_PROCESSES: &[usize] = &[1, MANY];
 
 /// The number of processes at which the waits are sampled, and which the goals are about.
 const MANY: usize = 8;
@@ -51,7 +52,8 @@ struct Waits {
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let contestants = || CONTESTANTS.into_iter().filter(|contestant| contestant.exists());
-    let cases: Vec<Case> = PROCESSES.iter().flat_map(|many| contestants().map(|who| (who, *many))).collect();
+    let numbers = if bench.quick { QUICK_PROCESSES } else { PROCESSES };
+    let cases: Vec<Case> = numbers.iter().flat_map(|many| contestants().map(|who| (who, *many))).collect();
     let label = |(contestant, processes): Case| format!("{}, {processes} processes", contestant.label());
     let results: Results = bench
         .alternate_between("fleet", &cases, label, async |(contestant, processes)| {
@@ -64,7 +66,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         |contestant, processes| median(&results, (contestant, processes), |turn| jobs_per_second(&turn.outcome));
     let line = |contestant: Contestant| Line {
         label: contestant.label().to_owned(),
-        points: PROCESSES.iter().map(|many| (*many as f64, speed(contestant, *many))).collect(),
+        points: numbers.iter().map(|many| (*many as f64, speed(contestant, *many))).collect(),
     };
     Ok(Section {
         title: "Fleet".to_owned(),

@@ -70,10 +70,13 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     let burst = Adds { jobs: 64, times: if bench.quick { 1 } else { 5 }, pause: Duration::from_secs(1) };
     // Autovacuum would be counted.
     bench.server.set("autovacuum", Some("off")).await?;
-    let singles = turns(bench, "idle fleet, single jobs", single).await;
-    let bursts = turns(bench, "idle fleet, bursts", burst).await;
+    let measured = async {
+        let singles = turns(bench, "idle fleet, single jobs", single).await?;
+        Ok::<_, Failure>((singles, turns(bench, "idle fleet, bursts", burst).await?))
+    };
+    let measured = measured.await;
     bench.server.set("autovacuum", None).await?;
-    let (singles, bursts) = (singles?, bursts?);
+    let (singles, bursts) = measured?;
     let rows = |what: &'static str, results: &[(Case, Vec<Turn>)]| -> Vec<Vec<String>> {
         results.iter().map(|(case, turns)| row(*case, what, turns)).collect()
     };
