@@ -41,7 +41,9 @@ pub(crate) struct Line {
 }
 
 const WIDTH: f64 = 760.0;
+/// The smallest width of the labels of bars, and the width of one of their characters.
 const LABELS: f64 = 270.0;
+const CHARACTER: f64 = 6.8;
 const BAR: f64 = 22.0;
 const TOP: f64 = 44.0;
 const HEIGHT_OF_LINES: f64 = 260.0;
@@ -74,13 +76,15 @@ impl Plot {
     }
 
     fn bars(&self, bars: &[Bar]) -> (f64, String) {
-        let room = WIDTH - LABELS - 90.0;
+        let longest = bars.iter().map(|bar| bar.label.chars().count()).max().unwrap_or(0);
+        let labels = LABELS.max(longest as f64 * CHARACTER + 16.0);
+        let room = WIDTH - labels - 90.0;
         let top = nice_top(bars.iter().map(|bar| bar.value));
         let bottom = TOP + bars.len() as f64 * (BAR + 8.0);
         let mut body = String::new();
         for step in 0..=4 {
             let value = top * f64::from(step) / 4.0;
-            let x = LABELS + room * f64::from(step) / 4.0;
+            let x = labels + room * f64::from(step) / 4.0;
             body += &line("grid", (x, TOP - 4.0), (x, bottom));
             body += &text(x, bottom + 18.0, "middle", &short(value));
         }
@@ -88,14 +92,14 @@ impl Plot {
             let y = TOP + at as f64 * (BAR + 8.0);
             let class = if bar.ours { "ours" } else { "other" };
             let width = (room * bar.value / top).max(1.0);
-            body += &text(LABELS - 8.0, y + 16.0, "end", &bar.label);
+            body += &text(labels - 8.0, y + 16.0, "end", &bar.label);
             body += &format!(
-                "<rect class=\"{class}\" x=\"{LABELS}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\"/>\n"
+                "<rect class=\"{class}\" x=\"{labels}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\"/>\n"
             );
-            body += &text(LABELS + width + 6.0, y + 16.0, "start", &short(bar.value));
+            body += &text(labels + width + 6.0, y + 16.0, "start", &short(bar.value));
         }
-        body += &line("axis", (LABELS, TOP - 4.0), (LABELS, bottom));
-        body += &text(LABELS + room / 2.0, bottom + 36.0, "middle", &self.unit);
+        body += &line("axis", (labels, TOP - 4.0), (labels, bottom));
+        body += &text(labels + room / 2.0, bottom + 36.0, "middle", &self.unit);
         (bottom + 46.0, body)
     }
 
