@@ -16,6 +16,9 @@ const number = Number(numberText ?? 0);
 // From 1,000 to 200,000 at a time made no difference beyond the noise (58,000 to 65,000 jobs/s).
 const CHUNK = 10_000;
 const CLIENTS = 32;
+const NO_POLLS_MS = 3_600_000;
+// How long workers that wait for jobs may take to connect, listen, and look for jobs once.
+const SETTLING_MS = 500;
 
 const unixSeconds = () => (performance.timeOrigin + performance.now()) / 1000;
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -71,7 +74,10 @@ const options = {
 
 async function runUntilTold() {
   await ready();
-  const runner = await run(options);
+  return reportUntilTold(await run(options));
+}
+
+async function reportUntilTold(runner) {
   let reported = 0;
   const ticks = setInterval(() => {
     if (ran.jobs !== reported) say(`at ${(reported = ran.jobs)}`);
@@ -103,7 +109,7 @@ const commands = {
   },
   async latency() {
     const runner = await run(options);
-    await sleep(500);
+    await sleep(SETTLING_MS);
     await ready();
     for (let sample = 0; sample < number; sample += 1) {
       const start = new Promise((resolve) => (started = resolve));
@@ -112,6 +118,24 @@ const commands = {
       await pause(sample);
     }
     await Promise.race([runner.stop(), sleep(10_000)]);
+    return ran;
+  },
+  // A worker that is idle before the clock starts.
+  async fleet() {
+    const runner = await run(options);
+    await sleep(SETTLING_MS);
+    await ready();
+    return reportUntilTold(runner);
+  },
+  // As many workers as `number` says, which do not poll.
+  async idle() {
+    const runners = [];
+    const preset = { ...options.preset, worker: { ...options.preset?.worker, pollInterval: NO_POLLS_MS } };
+    for (let nth = 0; nth < number; nth += 1) runners.push(await run({ ...options, preset }));
+    await sleep(SETTLING_MS);
+    await ready();
+    await lines.next();
+    await Promise.race([Promise.all(runners.map((runner) => runner.stop())), sleep(10_000)]);
     return ran;
   },
   latency_sql: runUntilTold,

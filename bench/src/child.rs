@@ -15,16 +15,24 @@ use crate::contestant::Contestant;
 use crate::protocol::unix_seconds;
 use crate::server::{Database, Server};
 use crate::usage;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child as Process, ChildStdin, ChildStdout};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// A run that takes longer than this has failed.
 const TIMEOUT: Duration = Duration::from_secs(900);
+
+/// Processes count as idle if they and the server use at most this share of a core for this long. Those that connect
+/// use all cores. Processes of the tuned Rust port never become idle, and start anyway after the longest wait.
+const IDLE_WINDOW: Duration = Duration::from_millis(200);
+const IDLE_SHARE: f64 = 0.25;
+const IDLE_AT_MOST: Duration = Duration::from_secs(4);
 
 /// The results that a contestant reports at the end. Which fields are set depends on the command.
 #[derive(Debug, Default, Deserialize)]
@@ -40,6 +48,8 @@ pub(crate) struct Ran {
     pub(crate) out_of_order: u64,
     /// Maximum number of jobs of one queue that ran at the same time.
     pub(crate) at_once: i64,
+    /// Claims that found no jobs between `go` and `stop`, if the contestant counts them.
+    pub(crate) empty_claims: Option<u64>,
 }
 
 /// A run: a contestant, its command, and when to stop it.
@@ -75,41 +85,13 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) async fn on(&self, server: &Server, database: &Database) -> Result<Outcome, Failure> {
-        let mut children = Vec::new();
-        for _ in 0..self.processes {
-            children.push(Child::start(self.contestant, self.command, &database.url, self.number).await?);
-        }
-        let server_before = server.processor_seconds()?;
-        let client_before = sum(&children, Child::processor_seconds)?;
-        let began = unix_seconds();
-        for child in &mut children {
-            child.send_line("go").await?;
-        }
-        let ran = self.listen(&mut children).await?;
-        let jobs = ran.iter().map(|ran| ran.jobs).sum();
-        let seconds = match self.until {
-            // If it was stopped before it was done, its whole time counts.
-            until if until != u64::MAX && jobs < until => self.at_most.as_secs_f64(),
-            _ => ran.iter().map(|ran| ran.last).fold(began, f64::max) - began,
-        };
-        let outcome = Outcome {
-            seconds,
-            jobs,
-            server: server.processor_seconds()? - server_before,
-            client: sum(&children, Child::processor_seconds)? - client_before,
-            memory: children
-                .iter()
-                .map(Child::peak_memory)
-                .collect::<Result<Vec<_>, _>>()?
-                .into_iter()
-                .max()
-                .unwrap_or(0),
-            ran,
-        };
-        for child in children {
-            child.end().await?;
-        }
-        Ok(outcome)
+        self.start(database).await?.measure(server).await
+    }
+
+    /// Starts the processes, and returns when all are ready.
+    pub(crate) async fn start(&'a self, database: &Database) -> Result<Started<'a>, Failure> {
+        let children = Child::start_all(self.contestant, self.command, database, self.number, self.processes).await?;
+        Ok(Started { run: self, children, is_paused: false })
     }
 
     /// Waits until all processes have reported their results.
@@ -157,6 +139,72 @@ impl<'a> Run<'a> {
 
     fn failure(&self, what: &str) -> Failure {
         format!("{}, {}: {what}", self.contestant.label(), self.command).into()
+    }
+}
+
+/// The processes of a run, all ready.
+pub(crate) struct Started<'a> {
+    run: &'a Run<'a>,
+    children: Vec<Child>,
+    is_paused: bool,
+}
+
+impl Started<'_> {
+    /// Waits until the processes have connected and are idle, then pauses them until the clock starts, so that they do
+    /// not see what happens in the database meanwhile.
+    pub(crate) async fn pause_when_idle(&mut self, server: &Server) -> Result<(), Failure> {
+        let used = || Ok::<f64, Failure>(server.processor_seconds()? + sum(&self.children, Child::processor_seconds)?);
+        let deadline = Instant::now() + IDLE_AT_MOST;
+        let mut before = used()?;
+        while Instant::now() < deadline {
+            tokio::time::sleep(IDLE_WINDOW).await;
+            let now = used()?;
+            if now - before <= IDLE_WINDOW.as_secs_f64() * IDLE_SHARE {
+                break;
+            }
+            before = now;
+        }
+        self.is_paused = true;
+        self.children.iter().try_for_each(|child| child.signal(Signal::STOP))
+    }
+
+    /// Lets the processes begin together, and waits for their results.
+    pub(crate) async fn measure(self, server: &Server) -> Result<Outcome, Failure> {
+        let Started { run, mut children, is_paused } = self;
+        let server_before = server.processor_seconds()?;
+        let client_before = sum(&children, Child::processor_seconds)?;
+        let began = unix_seconds();
+        if is_paused {
+            children.iter().try_for_each(|child| child.signal(Signal::CONT))?;
+        }
+        for child in &mut children {
+            child.send_line("go").await?;
+        }
+        let ran = run.listen(&mut children).await?;
+        let jobs = ran.iter().map(|ran| ran.jobs).sum();
+        let seconds = match run.until {
+            // If it was stopped before it was done, its whole time counts.
+            until if until != u64::MAX && jobs < until => run.at_most.as_secs_f64(),
+            _ => ran.iter().map(|ran| ran.last).fold(began, f64::max) - began,
+        };
+        let outcome = Outcome {
+            seconds,
+            jobs,
+            server: server.processor_seconds()? - server_before,
+            client: sum(&children, Child::processor_seconds)? - client_before,
+            memory: children
+                .iter()
+                .map(Child::peak_memory)
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .max()
+                .unwrap_or(0),
+            ran,
+        };
+        for child in children {
+            child.end().await?;
+        }
+        Ok(outcome)
     }
 }
 
@@ -209,6 +257,22 @@ impl Child {
         }
     }
 
+    /// Starts that many at the same time.
+    pub(crate) async fn start_all(
+        contestant: Contestant,
+        command: &str,
+        database: &Database,
+        number: u64,
+        processes: usize,
+    ) -> Result<Vec<Child>, Failure> {
+        let mut starting = JoinSet::new();
+        for _ in 0..processes {
+            let (command, url) = (command.to_owned(), database.url.clone());
+            starting.spawn(async move { Child::start(contestant, &command, &url, number).await });
+        }
+        starting.join_all().await.into_iter().collect()
+    }
+
     pub(crate) async fn send_line(&mut self, line: &str) -> Result<(), Failure> {
         self.input.write_all(format!("{line}\n").as_bytes()).await?;
         Ok(self.input.flush().await?)
@@ -243,6 +307,11 @@ impl Child {
 
     pub(crate) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), Failure> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).ok_or("a child has a process id")?;
+        Ok(kill_process(pid, signal)?)
     }
 
     fn peak_memory(&self) -> Result<u64, Failure> {

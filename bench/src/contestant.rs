@@ -1,6 +1,7 @@
 //! The contestants: their names, their programs, and whose schema they use. `child` runs them.
 
 use crate::Failure;
+use crate::ours::REPEATABLE;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tokio::process::Command;
@@ -17,6 +18,8 @@ pub(crate) enum Contestant {
     OursWith24,
     /// Our worker with its defaults, except `concurrency(1)`.
     OursWith1,
+    /// Our worker with its defaults, except that its tasks are repeatable; see `REPEATABLE` in `ours`.
+    OursRepeatable,
     /// Our worker with its defaults, except `concurrency(24)` and a folder of JavaScript files.
     OursWithJavaScript,
     /// Our worker with its defaults, except `concurrency(24)` and a folder of Python files.
@@ -51,6 +54,7 @@ impl Contestant {
             Contestant::Ours => "ours, nothing set",
             Contestant::OursWith24 => "ours, concurrency 24",
             Contestant::OursWith1 => "ours, concurrency 1",
+            Contestant::OursRepeatable => "ours, repeatable",
             Contestant::OursWithJavaScript => "ours, JavaScript files",
             Contestant::OursWithPython => "ours, Python files",
             Contestant::LimitOn1 => "limit, 1 connection",
@@ -71,6 +75,7 @@ impl Contestant {
             Contestant::Ours => "unset",
             Contestant::OursWith24 => "with-24",
             Contestant::OursWith1 => "with-1",
+            Contestant::OursRepeatable => "repeatable",
             Contestant::OursWithJavaScript => "javascript-24",
             Contestant::OursWithPython => "python-24",
             Contestant::LimitOn1 | Contestant::Copy => "limit-1",
@@ -80,6 +85,11 @@ impl Contestant {
             Contestant::NodeWith1 => "one",
             Contestant::NodeSql => "sql",
         }
+    }
+
+    /// Whether the library has what this contestant needs.
+    pub(crate) fn exists(self) -> bool {
+        self != Contestant::OursRepeatable || REPEATABLE.is_some()
     }
 
     pub(crate) fn is_ours(self) -> bool {

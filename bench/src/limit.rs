@@ -17,7 +17,7 @@ const COPY_CHUNK: usize = 1 << 20;
 
 pub(crate) async fn run(task: &Task, connections: usize) -> Result<(), Failure> {
     let figures = match task.command.as_str() {
-        "drain" => drain(task, connections).await?,
+        "drain" | "fleet" => drain(task, connections).await?,
         "bulk_add" => bulk_add(task).await?,
         _ => return Err(task.unknown_command()),
     };

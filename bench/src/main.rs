@@ -30,7 +30,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Compares graphile_worker with the limit of PostgreSQL and with its peers.
 #[derive(Parser)]
 struct Arguments {
-    /// What to measure [default: all but `churn`]
+    /// What to measure [default: all but `churn` and `long-transaction`]
     scenarios: Vec<Scenario>,
     /// Number of rounds; each contestant runs once per round
     #[arg(long, default_value_t = 3)]

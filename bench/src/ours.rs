@@ -5,8 +5,8 @@ use crate::Failure;
 use crate::contestant::{NODE, folder};
 use crate::protocol::{self, Task, line_received, pause, ready, send_line, unix_seconds};
 use graphile_worker::{
-    IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, Worker, WorkerContext,
-    WorkerOptions,
+    FetchEmpty, IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, TaskOptions,
+    Worker, WorkerContext, WorkerEventContext, WorkerOptions,
 };
 use graphile_worker_scripts::{HostOptions, TasksDir};
 use serde::{Deserialize, Serialize};
@@ -25,9 +25,20 @@ const ADDERS: usize = 32;
 const STREAM_BATCH: u64 = 500;
 const STREAM_WAITING: u64 = 5_000;
 
+/// Declares a task repeatable; `None` until the library can, and then the variant `repeatable` takes part.
+pub(crate) const REPEATABLE: Option<fn(TaskOptions) -> TaskOptions> = None;
+
+/// The poll interval of workers that must not poll.
+const NO_POLLS: Duration = Duration::from_secs(3600);
+
+/// How long workers that wait for jobs may take to connect, listen, and look for jobs once.
+const SETTLING: Duration = Duration::from_millis(500);
+
 static JOBS: AtomicU64 = AtomicU64::new(0);
 /// When the last job ended: the bits of an `f64`, in seconds since 1970.
 static LAST: AtomicU64 = AtomicU64::new(0);
+/// The number of claims that found no jobs.
+static EMPTY_CLAIMS: AtomicU64 = AtomicU64::new(0);
 static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
 static STARTED: Notify = Notify::const_new();
@@ -42,6 +53,8 @@ pub(crate) async fn run(task: &Task) -> Result<(), Failure> {
         "start_stop" => start_stop(task).await?,
         "adds" => adds(task).await?,
         "churn" => churn(task).await?,
+        "fleet" => fleet(task).await?,
+        "idle" => idle(task).await?,
         _ => return Err(task.unknown_command()),
     };
     protocol::finish(&figures)
@@ -64,8 +77,16 @@ fn options(task: &Task) -> WorkerOptions {
         ("javascript" | "python", _) => {
             with_files(options).on(JobSuccess, |ended: JobEventContext| async move { file_ended(&ended) })
         }
-        _ => options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>(),
+        ("repeatable", _) => with_tasks(options).task_options(
+            Trivial::IDENTIFIER,
+            REPEATABLE.map_or_else(TaskOptions::default, |repeatable| repeatable(TaskOptions::default())),
+        ),
+        _ => with_tasks(options),
     }
+}
+
+fn with_tasks(options: WorkerOptions) -> WorkerOptions {
+    options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>()
 }
 
 async fn install(task: &Task) -> Result<Value, Failure> {
@@ -103,7 +124,7 @@ async fn latency(task: &Task) -> Result<Value, Failure> {
     let worker = Arc::new(options(task).init().await?);
     let utils = worker.create_utils();
     let running = start(&worker);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(SETTLING).await;
     ready().await?;
     for sample in 0..task.number {
         utils.add_job(Timed { at: unix_seconds() }, JobSpec::default()).await?;
@@ -174,6 +195,42 @@ async fn churn(task: &Task) -> Result<Value, Failure> {
     worker.request_shutdown();
     running.await??;
     Ok(what_ran())
+}
+
+/// A worker that is idle before the clock starts.
+async fn fleet(task: &Task) -> Result<Value, Failure> {
+    let worker = Arc::new(options(task).init().await?);
+    let running = start(&worker);
+    tokio::time::sleep(SETTLING).await;
+    ready().await?;
+    report_progress_until_stopped().await?;
+    worker.request_shutdown();
+    running.await??;
+    Ok(what_ran())
+}
+
+/// As many workers as `number` says, which do not poll, so that each of their claims has a cause.
+async fn idle(task: &Task) -> Result<Value, Failure> {
+    let mut workers = Vec::new();
+    for _ in 0..task.number {
+        let options = options(task).poll_interval(NO_POLLS).on(FetchEmpty, |_: WorkerEventContext| async {
+            EMPTY_CLAIMS.fetch_add(1, Ordering::Relaxed);
+        });
+        let worker = Arc::new(options.init().await?);
+        workers.push((worker.clone(), start(&worker)));
+    }
+    tokio::time::sleep(SETTLING).await;
+    ready().await?;
+    let before = EMPTY_CLAIMS.load(Ordering::Relaxed);
+    line_received().await?;
+    let empty_claims = EMPTY_CLAIMS.load(Ordering::Relaxed) - before;
+    for (worker, running) in workers {
+        worker.request_shutdown();
+        running.await??;
+    }
+    let mut ran = what_ran();
+    ran["empty_claims"] = empty_claims.into();
+    Ok(ran)
 }
 
 fn trivial(id: u64) -> RawJobSpec {

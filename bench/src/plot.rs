@@ -41,11 +41,17 @@ pub(crate) struct Line {
 }
 
 const WIDTH: f64 = 760.0;
+/// The smallest width of the labels of bars, and the width of one of their characters.
 const LABELS: f64 = 270.0;
+const CHARACTER: f64 = 6.8;
 const BAR: f64 = 22.0;
 const TOP: f64 = 44.0;
 const HEIGHT_OF_LINES: f64 = 260.0;
-const COLOURS: [&str; 4] = ["#2f81f7", "#d2832a", "#3fa45b", "#a371f7"];
+const COLOURS: [&str; 5] = ["#2f81f7", "#d2832a", "#3fa45b", "#a371f7", "#8c959f"];
+
+/// Width and height of an entry of the legend, and the number of entries side by side.
+const LEGEND: (f64, f64) = (220.0, 18.0);
+const LEGEND_COLUMNS: usize = 3;
 
 // Middle greys are readable on white and black, for viewers that do not report their colour scheme.
 const STYLE: &str = "\
@@ -70,13 +76,15 @@ impl Plot {
     }
 
     fn bars(&self, bars: &[Bar]) -> (f64, String) {
-        let room = WIDTH - LABELS - 90.0;
+        let longest = bars.iter().map(|bar| bar.label.chars().count()).max().unwrap_or(0);
+        let labels = LABELS.max(longest as f64 * CHARACTER + 16.0);
+        let room = WIDTH - labels - 90.0;
         let top = nice_top(bars.iter().map(|bar| bar.value));
         let bottom = TOP + bars.len() as f64 * (BAR + 8.0);
         let mut body = String::new();
         for step in 0..=4 {
             let value = top * f64::from(step) / 4.0;
-            let x = LABELS + room * f64::from(step) / 4.0;
+            let x = labels + room * f64::from(step) / 4.0;
             body += &line("grid", (x, TOP - 4.0), (x, bottom));
             body += &text(x, bottom + 18.0, "middle", &short(value));
         }
@@ -84,19 +92,21 @@ impl Plot {
             let y = TOP + at as f64 * (BAR + 8.0);
             let class = if bar.ours { "ours" } else { "other" };
             let width = (room * bar.value / top).max(1.0);
-            body += &text(LABELS - 8.0, y + 16.0, "end", &bar.label);
+            body += &text(labels - 8.0, y + 16.0, "end", &bar.label);
             body += &format!(
-                "<rect class=\"{class}\" x=\"{LABELS}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\"/>\n"
+                "<rect class=\"{class}\" x=\"{labels}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\" rx=\"2\"/>\n"
             );
-            body += &text(LABELS + width + 6.0, y + 16.0, "start", &short(bar.value));
+            body += &text(labels + width + 6.0, y + 16.0, "start", &short(bar.value));
         }
-        body += &line("axis", (LABELS, TOP - 4.0), (LABELS, bottom));
-        body += &text(LABELS + room / 2.0, bottom + 36.0, "middle", &self.unit);
+        body += &line("axis", (labels, TOP - 4.0), (labels, bottom));
+        body += &text(labels + room / 2.0, bottom + 36.0, "middle", &self.unit);
         (bottom + 46.0, body)
     }
 
     fn lines(&self, x_unit: &str, lines: &[Line]) -> (f64, String) {
-        let (left, right, bottom) = (80.0, WIDTH - 20.0, TOP + 20.0 + HEIGHT_OF_LINES);
+        let more_legend = lines.len().saturating_sub(1) / LEGEND_COLUMNS;
+        let top_of_lines = TOP + 20.0 + more_legend as f64 * LEGEND.1;
+        let (left, right, bottom) = (80.0, WIDTH - 20.0, top_of_lines + HEIGHT_OF_LINES);
         let points = || lines.iter().flat_map(|line| &line.points);
         let top = nice_top(points().map(|(_, y)| *y));
         let end = points().map(|(x, _)| *x).fold(1e-9, f64::max);
@@ -117,13 +127,14 @@ impl Plot {
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n",
                 path.join(" ")
             );
-            let x = left + at as f64 * 220.0;
-            body += &format!("<rect x=\"{x}\" y=\"36\" width=\"14\" height=\"4\" fill=\"{colour}\"/>\n");
-            body += &text(x + 20.0, 44.0, "start", &series.label);
+            let x = left + (at % LEGEND_COLUMNS) as f64 * LEGEND.0;
+            let y = 36.0 + (at / LEGEND_COLUMNS) as f64 * LEGEND.1;
+            body += &format!("<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"4\" fill=\"{colour}\"/>\n");
+            body += &text(x + 20.0, y + 8.0, "start", &series.label);
         }
         body += &line("axis", (left, bottom), (right, bottom));
         body += &text((left + right) / 2.0, bottom + 36.0, "middle", x_unit);
-        body += &text(left - 8.0, TOP + 10.0, "end", &self.unit);
+        body += &text(left - 8.0, top_of_lines - 10.0, "end", &self.unit);
         (bottom + 46.0, body)
     }
 }
@@ -160,6 +171,28 @@ mod tests {
         for (highest, top) in [(0.0, 1.0), (0.34, 0.4), (1.0, 1.0), (48_000.0, 60_000.0), (99.0, 100.0)] {
             assert!((nice_top([highest].into_iter()) - top).abs() < 1e-9 * top, "{highest}");
         }
+    }
+
+    #[test]
+    fn a_legend_of_many_lines_stays_within_the_picture() {
+        let line = |n: usize| Line { label: format!("line {n}"), points: vec![(1.0, 1.0)] };
+        let shape = |count| Shape::Lines { x_unit: String::new(), lines: (0..count).map(line).collect() };
+        let picture = |count| Plot { shape: shape(count), ..Plot::default() }.svg();
+        let entries = |svg: &str| -> Vec<(f64, f64)> {
+            let number = |rect: &str, name: &str| {
+                let (_, rest) = rect.split_once(&format!(" {name}=\""))?;
+                rest.split('"').next()?.parse::<f64>().ok()
+            };
+            svg.lines()
+                .filter_map(|tag| tag.strip_prefix("<rect"))
+                .map(|rect| (number(rect, "x").unwrap_or(f64::NAN), number(rect, "y").unwrap_or(f64::NAN)))
+                .collect()
+        };
+        let five = entries(&picture(5));
+        assert_eq!(five.len(), 5);
+        assert!(five.iter().all(|(x, _)| x + LEGEND.0 <= WIDTH), "{five:?}");
+        assert_eq!(five[3], (five[0].0, five[0].1 + LEGEND.1));
+        assert!(five.iter().enumerate().all(|(at, place)| !five[..at].contains(place)), "{five:?}");
     }
 
     #[test]

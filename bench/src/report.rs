@@ -22,10 +22,21 @@ pub(crate) struct Section {
     pub(crate) method: String,
     pub(crate) header: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
+    /// More tables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) details: Vec<Details>,
     pub(crate) plots: Vec<Plot>,
     pub(crate) goals: Vec<Goal>,
     /// The machine, the versions and the date.
     pub(crate) measured: String,
+}
+
+/// A further table.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Details {
+    pub(crate) caption: String,
+    pub(crate) header: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
 /// A goal and whether it was met.
@@ -62,20 +73,12 @@ impl Goal {
 }
 
 impl Section {
-    fn table(&self) -> Table {
-        let mut table = new_table(&self.header);
-        for row in &self.rows {
-            table.add_row(row);
-        }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        table
-    }
-
     fn markdown(&self) -> String {
         let mut text = format!("### {}\n\n{}\n\n", self.title, self.method);
         text += &markdown_table(&self.header, &self.rows);
+        for Details { caption, header, rows } in &self.details {
+            text += &format!("\n{caption}\n\n{}", markdown_table(header, rows));
+        }
         for plot in &self.plots {
             text += &format!("\n![{}](plots/{}.svg)\n", plot.title, plot.name);
         }
@@ -121,7 +124,10 @@ impl Report {
     /// Prints the results of this run, and whether the goals are met.
     pub(crate) fn print(&self) {
         for section in &self.new {
-            println!("\n{}\n{}", section.title, section.table());
+            println!("\n{}\n{}", section.title, figures_table(&section.header, &section.rows));
+            for Details { caption, header, rows } in &section.details {
+                println!("\n{caption}\n{}", figures_table(header, rows));
+            }
         }
         let header = ["must reach", "wanted", "figure", ""].map(str::to_owned);
         let mut table = new_table(&header);
@@ -136,6 +142,18 @@ impl Report {
 fn new_table(header: &[String]) -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_header(header);
+    table
+}
+
+/// A table with numbers in all columns but the first.
+fn figures_table(header: &[String], rows: &[Vec<String>]) -> Table {
+    let mut table = new_table(header);
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
     table
 }
 

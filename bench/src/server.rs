@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::child::Child;
 use crate::contestant::{Contestant, Home};
 use crate::usage;
-use graphile_worker_devdb::Cluster;
+use graphile_worker_devdb::{Cluster, ClusterOptions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::collections::HashSet;
@@ -25,7 +25,11 @@ pub(crate) fn as_the_worker_connects(options: PgConnectOptions) -> PgConnectOpti
     ])
 }
 
-/// A private PostgreSQL with default settings, in a folder that is deleted with it.
+/// Enough for 64 workers of each contestant, with a pool each. The only setting of the server that is
+/// not PostgreSQL's default.
+pub(crate) const CONNECTIONS: &str = "1000";
+
+/// A private PostgreSQL, in a folder that is deleted with it.
 pub(crate) struct Server {
     cluster: Cluster,
     postmaster: u32,
@@ -49,12 +53,25 @@ pub(crate) struct Jobs {
     pub(crate) queues: u64,
     /// How many bytes a payload has besides.
     pub(crate) bytes: u64,
+    pub(crate) flag: Option<&'static str>,
+    /// Over how many new tasks they are spread, named after `task`; 0 for `task` itself.
+    pub(crate) tasks: u64,
 }
 
 impl Jobs {
     /// Jobs that are due, without a queue.
     pub(crate) fn ready(count: u64) -> Jobs {
-        Jobs { task: "trivial", count, due_in_seconds: 0.0, priority: 0, attempts: 0, queues: 0, bytes: 0 }
+        Jobs {
+            task: "trivial",
+            count,
+            due_in_seconds: 0.0,
+            priority: 0,
+            attempts: 0,
+            queues: 0,
+            bytes: 0,
+            flag: None,
+            tasks: 0,
+        }
     }
 
     /// Jobs that are due, spread over named queues.
@@ -66,7 +83,8 @@ impl Jobs {
 impl Server {
     pub(crate) async fn start() -> Result<Server, Failure> {
         let folder = std::env::temp_dir().join(format!("graphile-worker-bench-{}", std::process::id()));
-        let cluster = tokio::task::spawn_blocking(|| Cluster::open(folder)).await??;
+        let options = ClusterOptions::new(folder).setting("max_connections", CONNECTIONS);
+        let cluster = tokio::task::spawn_blocking(|| options.open()).await??;
         let mut connection = PgConnection::connect_with(&cluster.options("postgres")).await?;
         let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut connection).await?;
         let postmaster = usage::parent(u32::try_from(backend)?)?;
@@ -151,6 +169,8 @@ impl Database {
             .bind(jobs.attempts)
             .bind(i32::try_from(jobs.queues)?)
             .bind(i32::try_from(jobs.bytes)?)
+            .bind(jobs.flag)
+            .bind(i32::try_from(jobs.tasks)?)
             .execute(&mut connection)
             .await?;
         Ok(connection.close().await?)

@@ -22,6 +22,12 @@ use tokio::sync::Notify;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// The poll interval of workers that must not poll.
+const NO_POLLS: Duration = Duration::from_secs(3600);
+
+/// How long workers that wait for jobs may take to connect, listen, and look for jobs once.
+const SETTLING: Duration = Duration::from_millis(500);
+
 static JOBS: AtomicU64 = AtomicU64::new(0);
 static LAST: AtomicU64 = AtomicU64::new(0);
 static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
@@ -113,6 +119,8 @@ async fn main() -> Result<(), Failure> {
         "latency_sql" | "queues" => run_until_stopped(variant, url).await?,
         "start_stop" => start_stop(variant, url, number).await?,
         "adds" => adds(variant, url, number).await?,
+        "fleet" => fleet(variant, url).await?,
+        "idle" => idle(variant, url, number).await?,
         unknown => return Err(format!("the command is {unknown:?}, expected one of the controller's").into()),
     };
     say(&figures.to_string());
@@ -174,6 +182,19 @@ async fn run_until_stopped(variant: &str, url: &str) -> Result<Value, Failure> {
     let worker = Arc::new(options(variant, url).init().await?);
     ready().await?;
     let running = start(&worker);
+    report_until_stopped(&worker, running).await
+}
+
+/// A worker that is idle before the clock starts.
+async fn fleet(variant: &str, url: &str) -> Result<Value, Failure> {
+    let worker = Arc::new(options(variant, url).init().await?);
+    let running = start(&worker);
+    tokio::time::sleep(SETTLING).await;
+    ready().await?;
+    report_until_stopped(&worker, running).await
+}
+
+async fn report_until_stopped(worker: &Worker, running: tokio::task::JoinHandle<()>) -> Result<Value, Failure> {
     let stop = tokio::task::spawn_blocking(wait_for_a_line);
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let mut reported = 0;
@@ -191,11 +212,33 @@ async fn run_until_stopped(variant: &str, url: &str) -> Result<Value, Failure> {
     Ok(what_ran())
 }
 
+/// As many workers as `number` says, which do not poll.
+async fn idle(variant: &str, url: &str, number: u64) -> Result<Value, Failure> {
+    let mut workers = Vec::new();
+    for _ in 0..number {
+        let worker = Arc::new(options(variant, url).poll_interval(NO_POLLS).init().await?);
+        workers.push((worker.clone(), start(&worker)));
+    }
+    tokio::time::sleep(SETTLING).await;
+    ready().await?;
+    tokio::task::spawn_blocking(wait_for_a_line).await?;
+    for (worker, _) in &workers {
+        worker.request_shutdown();
+    }
+    let ends = async {
+        for (_, running) in workers {
+            let _ = running.await;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(10), ends).await;
+    Ok(what_ran())
+}
+
 async fn latency(variant: &str, url: &str, samples: u64) -> Result<Value, Failure> {
     let worker = Arc::new(options(variant, url).init().await?);
     let utils = worker.create_utils();
     let running = start(&worker);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(SETTLING).await;
     ready().await?;
     for sample in 0..samples {
         utils.add_job(Timed { at: unix_seconds() }, JobSpec::default()).await?;

@@ -118,7 +118,7 @@ async fn churn(bench: &Bench, progress: &Progress, held: bool) -> Result<Vec<Int
 }
 
 /// Opens a transaction with a snapshot, so that vacuum must keep the rows that it could still see.
-async fn hold_vacuum_back(connection: &mut PgConnection) -> Result<(), Failure> {
+pub(super) async fn hold_vacuum_back(connection: &mut PgConnection) -> Result<(), Failure> {
     sqlx::raw_sql("begin isolation level repeatable read; select count(*) from graphile_worker._private_tasks")
         .execute(connection)
         .await?;
@@ -126,7 +126,7 @@ async fn hold_vacuum_back(connection: &mut PgConnection) -> Result<(), Failure> 
 }
 
 /// Waits until that time, and returns the number of jobs so far.
-async fn jobs_until(worker: &mut Child, end: Instant, mut jobs: u64) -> Result<u64, Failure> {
+pub(super) async fn jobs_until(worker: &mut Child, end: Instant, mut jobs: u64) -> Result<u64, Failure> {
     loop {
         match tokio::time::timeout_at(end, worker.receive()).await {
             Ok(Ok(Message::At(at))) => jobs = at,

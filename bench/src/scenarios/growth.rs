@@ -24,8 +24,17 @@ struct Case {
     jobs: Vec<Jobs>,
     /// Whether another worker holds the queues.
     locked: bool,
+    worker: Claiming,
+}
+
+/// The settings of the worker that claims.
+#[derive(Default)]
+struct Claiming {
     /// A task whose concurrency limit is reached.
     at_its_limit: Option<&'static str>,
+    forbidden_flag: Option<&'static str>,
+    /// The beginning of the names of tasks that it does not run.
+    not_its_tasks: Option<&'static str>,
 }
 
 /// The median milliseconds of a case, for each batch size.
@@ -80,7 +89,8 @@ fn cases(bench: &Bench) -> Vec<Case> {
     let hundred_thousand = bench.size(100_000);
     let few = || Jobs::ready(1_000);
     let future = |count| Jobs { due_in_seconds: 86_400.0, ..Jobs::ready(count) };
-    let case = |name, jobs| Case { name, jobs, locked: false, at_its_limit: None };
+    let case = |name, jobs| Case { name, jobs, locked: false, worker: Claiming::default() };
+    let limited = || Claiming { at_its_limit: Some("limited"), ..Claiming::default() };
     vec![
         case("1k ready", vec![few()]),
         case("100k ready", vec![Jobs::ready(hundred_thousand)]),
@@ -91,17 +101,32 @@ fn cases(bench: &Bench) -> Vec<Case> {
         case("1M failed, 1k ready", vec![Jobs { attempts: 25, ..Jobs::ready(million) }, few()]),
         Case { locked: true, ..case("1M behind a locked queue, 1k ready", vec![Jobs::queued(million, 1), few()]) },
         Case {
-            at_its_limit: Some("limited"),
+            worker: limited(),
             ..case("1M of a task at its limit, 1k ready", vec![Jobs { task: "limited", ..Jobs::ready(million) }, few()])
         },
         Case {
-            at_its_limit: Some("limited"),
+            worker: limited(),
             ..case(
                 "300k of a task at its limit in queues of one job, 1k ready",
                 vec![Jobs { task: "limited", ..Jobs::queued(bench.size(300_000), bench.size(300_000)) }, few()],
             )
         },
         case("100k queues of one job", vec![Jobs::queued(hundred_thousand, hundred_thousand)]),
+        Case {
+            worker: Claiming { not_its_tasks: Some("elsewhere"), ..Claiming::default() },
+            ..case(
+                "1M of tasks that it does not run, 1k ready",
+                vec![Jobs { task: "elsewhere", tasks: 10, ..Jobs::ready(million) }, few()],
+            )
+        },
+        Case {
+            worker: Claiming { forbidden_flag: Some("slow"), ..Claiming::default() },
+            ..case(
+                "1M with a forbidden flag, 1k ready",
+                vec![Jobs { flag: Some("slow"), ..Jobs::ready(million) }, few()],
+            )
+        },
+        case("1k ready, of a worker with 10,000 tasks", vec![Jobs { task: "many", tasks: 10_000, ..few() }]),
     ]
 }
 
@@ -119,20 +144,24 @@ async fn one_case(bench: &Bench, case: &Case) -> Result<Times, Failure> {
             .await?;
     }
     database.run("checkpoint").await?;
-    let fresh = claims(&database, case.at_its_limit).await?;
+    let fresh = claims(&database, &case.worker).await?;
     database.settle().await?;
-    Ok(Times { fresh, analyzed: claims(&database, case.at_its_limit).await? })
+    Ok(Times { fresh, analyzed: claims(&database, &case.worker).await? })
 }
 
-async fn claims(database: &Database, at_its_limit: Option<&str>) -> Result<Vec<f64>, Failure> {
+async fn claims(database: &Database, worker: &Claiming) -> Result<Vec<f64>, Failure> {
     let mut connection = PgConnection::connect_with(&as_the_worker_connects(database.options.clone())).await?;
-    let tasks: Vec<i32> =
-        sqlx::query_scalar("select id from graphile_worker._private_tasks where identifier is distinct from $1")
-            .bind(at_its_limit)
-            .fetch_all(&mut connection)
-            .await?;
+    let tasks: Vec<i32> = sqlx::query_scalar(
+        "select id from graphile_worker._private_tasks \
+         where identifier is distinct from $1 and starts_with(identifier, $2) is not true",
+    )
+    .bind(worker.at_its_limit)
+    .bind(worker.not_its_tasks)
+    .fetch_all(&mut connection)
+    .await?;
     // A worker that limits any task sends the number of jobs that it may claim of each other task.
-    let limits: Option<Vec<Option<i32>>> = at_its_limit.map(|_| vec![None; tasks.len()]);
+    let limits: Option<Vec<Option<i32>>> = worker.at_its_limit.map(|_| vec![None; tasks.len()]);
+    let forbidden: Option<Vec<String>> = worker.forbidden_flag.map(|flag| vec![flag.to_owned()]);
     let sql = EXCHANGE.replace(":\"schema\"", "graphile_worker").replace(":'schema'", "'graphile_worker'");
     let mut medians = Vec::new();
     for batch in BATCHES {
@@ -140,7 +169,7 @@ async fn claims(database: &Database, at_its_limit: Option<&str>) -> Result<Vec<f
         for _ in 0..EXECUTIONS {
             let mut transaction = connection.begin().await?;
             let started = Instant::now();
-            claim(&mut transaction, &sql, &tasks, limits.as_deref(), batch).await?;
+            claim(&mut transaction, &sql, &tasks, limits.as_deref(), forbidden.as_deref(), batch).await?;
             seconds.push(started.elapsed().as_secs_f64());
             transaction.rollback().await?;
         }
@@ -156,6 +185,7 @@ async fn claim(
     sql: &str,
     tasks: &[i32],
     limits: Option<&[Option<i32>]>,
+    forbidden: Option<&[String]>,
     batch: i32,
 ) -> Result<(), Failure> {
     let no_ids: &[i64] = &[];
@@ -177,7 +207,7 @@ async fn claim(
         .bind(no_numbers)
         .bind(tasks)
         .bind(batch)
-        .bind(None::<Vec<String>>)
+        .bind(forbidden)
         .bind(None::<DateTime<Utc>>)
         .bind(no_texts)
         .bind(limits)

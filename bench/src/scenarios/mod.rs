@@ -5,9 +5,12 @@ mod bulk_add;
 mod churn;
 mod crontab;
 mod drain;
+mod fleet;
 mod growth;
 mod heartbeats;
+mod idle_fleet;
 mod latency;
+mod long_transaction;
 mod memory;
 mod payloads;
 mod queue;
@@ -22,7 +25,7 @@ use crate::figures::Figures;
 use crate::plot::{Bar, Plot, Shape};
 use crate::progress::Progress;
 use crate::report::Section;
-use crate::server::{Database, Server};
+use crate::server::{CONNECTIONS, Database, Server};
 use clap::ValueEnum;
 use std::fs;
 use std::time::Duration;
@@ -58,11 +61,18 @@ pub(crate) enum Scenario {
     Churn,
     /// JavaScript and Python files as tasks
     Scripts,
+    /// Draining a backlog with 1 to 16 processes
+    Fleet,
+    /// One job, or a burst, for 64 idle workers
+    IdleFleet,
+    /// Speed while a transaction elsewhere stays open for two minutes (runs only if named)
+    LongTransaction,
 }
 
 impl Scenario {
     pub(crate) fn usual() -> Vec<Scenario> {
-        Scenario::value_variants().iter().copied().filter(|scenario| *scenario != Scenario::Churn).collect()
+        let takes_minutes = |scenario| matches!(scenario, Scenario::Churn | Scenario::LongTransaction);
+        Scenario::value_variants().iter().copied().filter(|scenario| !takes_minutes(*scenario)).collect()
     }
 
     pub(crate) async fn measure(self, bench: &Bench) -> Result<Section, Failure> {
@@ -81,6 +91,9 @@ impl Scenario {
             Scenario::Heartbeats => heartbeats::measure(bench).await,
             Scenario::Churn => churn::measure(bench).await,
             Scenario::Scripts => scripts::measure(bench).await,
+            Scenario::Fleet => fleet::measure(bench).await,
+            Scenario::IdleFleet => idle_fleet::measure(bench).await,
+            Scenario::LongTransaction => long_transaction::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })
     }
@@ -121,8 +134,8 @@ impl Bench {
         let package = fs::read_to_string(folder().join("../interop/node_modules/graphile-worker/package.json"));
         let package: serde_json::Value = serde_json::from_str(&package.unwrap_or_default()).unwrap_or_default();
         Ok(format!(
-            "{date}; {cores} cores ({model}), server and clients on the same; PostgreSQL {postgres} with its defaults, \
-             TCP on loopback; Node {node}, graphile-worker {package}; Rust port {port}; {rounds}",
+            "{date}; {cores} cores ({model}), server and clients on the same; PostgreSQL {postgres} with its defaults \
+             and {CONNECTIONS} connections, TCP on loopback; Node {node}, graphile-worker {package}; Rust port {port}; {rounds}",
             date = chrono::Utc::now().format("%Y-%m-%d"),
             postgres = self.server.version().await?,
             package = package["version"].as_str().unwrap_or("?"),
@@ -136,15 +149,26 @@ impl Bench {
         &self,
         title: &str,
         contestants: &[Contestant],
-        mut turn: impl AsyncFnMut(Contestant) -> Result<(T, String), Failure>,
+        turn: impl AsyncFnMut(Contestant) -> Result<(T, String), Failure>,
     ) -> Result<Vec<(Contestant, Vec<T>)>, Failure> {
-        let progress = Progress::new(title, contestants.len() * self.rounds);
-        let mut results: Vec<(Contestant, Vec<T>)> =
-            contestants.iter().map(|contestant| (*contestant, Vec::new())).collect();
+        let contestants: Vec<Contestant> = contestants.iter().copied().filter(|each| each.exists()).collect();
+        self.alternate_between(title, &contestants, |contestant| contestant.label().to_owned(), turn).await
+    }
+
+    /// Measures each case once per round.
+    async fn alternate_between<C: Copy, T>(
+        &self,
+        title: &str,
+        cases: &[C],
+        label: impl Fn(C) -> String,
+        mut turn: impl AsyncFnMut(C) -> Result<(T, String), Failure>,
+    ) -> Result<Vec<(C, Vec<T>)>, Failure> {
+        let progress = Progress::new(title, cases.len() * self.rounds);
+        let mut results: Vec<(C, Vec<T>)> = cases.iter().map(|case| (*case, Vec::new())).collect();
         for _ in 0..self.rounds {
-            for (contestant, turns) in &mut results {
-                progress.begin(contestant.label());
-                let (result, summary) = turn(*contestant).await?;
+            for (case, turns) in &mut results {
+                progress.begin(&label(*case));
+                let (result, summary) = turn(*case).await?;
                 progress.end(&summary);
                 turns.push(result);
             }
@@ -179,9 +203,9 @@ fn figures<T>(turns: &[T], of: impl Fn(&T) -> f64) -> Figures {
     figures
 }
 
-/// The median of a contestant's figure; 0 if it did not run.
-fn median<T>(results: &[(Contestant, Vec<T>)], contestant: Contestant, of: impl Fn(&T) -> f64) -> f64 {
-    let turns = results.iter().find(|(who, _)| *who == contestant).map(|(_, turns)| turns);
+/// The median of the figure of a contestant, or of another case; 0 if it did not run.
+fn median<C: PartialEq, T>(results: &[(C, Vec<T>)], case: C, of: impl Fn(&T) -> f64) -> f64 {
+    let turns = results.iter().find(|(which, _)| *which == case).map(|(_, turns)| turns);
     turns.map_or(0.0, |turns| figures(turns, of).median())
 }
 

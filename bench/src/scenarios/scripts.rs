@@ -1,7 +1,7 @@
 //! Files as tasks: the speed, latency and memory of JavaScript and Python in our hosts, compared with Node's worker,
 //! which runs JavaScript in its own process.
 
-use super::drain::drain;
+use super::drain::{drain, microseconds};
 use super::latency::{self, Turn};
 use super::{Bench, bars, figures, header, jobs_per_second, median};
 use crate::Failure;
@@ -140,7 +140,6 @@ fn resident(pid: u32) -> Result<f64, Failure> {
 }
 
 fn drain_row(contestant: Contestant, turns: &[Outcome]) -> Vec<String> {
-    let microseconds = |seconds: f64, outcome: &Outcome| seconds * 1e6 / outcome.jobs.max(1) as f64;
     vec![
         contestant.label().to_owned(),
         "drain, jobs/s".to_owned(),
