@@ -3,6 +3,7 @@
 //! file.
 
 pub(crate) mod claim_size;
+mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod execute;
 mod external_tasks;

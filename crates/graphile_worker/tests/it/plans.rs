@@ -14,14 +14,14 @@ async fn plan(connection: &mut PgConnection) -> Vec<String> {
     let prepare = format!(
         "{SETTINGS}; deallocate all; prepare exchange(text, bigint[], timestamptz[], bigint[], timestamptz[], text[],
            float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[], float8, int[], int,
-           text[], jsonb)
+           text[], jsonb, int[])
            as {}",
         text.replace(":\"schema\"", "graphile_worker")
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     sqlx::query_scalar(
         "explain (costs off) execute exchange('w', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-           '{1}', 100, null, null, '{}', null, null, '{}', 1000000, null, null)",
+           '{1}', 100, null, null, '{}', null, null, '{}', 1000000, null, null, '{1}')",
     )
     .persistent(false)
     .fetch_all(connection)
@@ -76,7 +76,7 @@ async fn an_exchange_is_planned_the_same_whether_the_table_was_empty_or_full() {
 async fn rows_read(connection: &mut PgConnection, task_ids: &str, limits: &str) -> i64 {
     let sql = format!(
         "explain (analyze, format json) execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
-           '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null)"
+           '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null, '{task_ids}')"
     );
     let plan: serde_json::Value =
         sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(connection).await.unwrap();
