@@ -527,7 +527,7 @@ async fn flags_and_local_time_count_for_repeatable_tasks() {
         let _ = sender.send(n);
         async {}
     });
-    run_once(options.use_local_time(true).forbidden_flag("a")).await;
+    run_once(options.use_local_time(true).add_forbidden_flag("a")).await;
     assert_eq!((ran.recv().await, ran.recv().await), (Some(json!(2)), None));
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 2);
 }
