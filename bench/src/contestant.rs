@@ -15,6 +15,8 @@ pub(crate) enum Contestant {
     Ours,
     /// Our worker with its defaults, except `concurrency(24)`, as the peers have it.
     OursWith24,
+    /// Our worker with its defaults, and repeatable tasks.
+    OursRepeatable,
     /// Our worker with its defaults, except `concurrency(1)`.
     OursWith1,
     /// Our worker with its defaults, except `concurrency(24)` and a folder of JavaScript files.
@@ -50,6 +52,7 @@ impl Contestant {
         match self {
             Contestant::Ours => "ours, nothing set",
             Contestant::OursWith24 => "ours, concurrency 24",
+            Contestant::OursRepeatable => "ours, repeatable",
             Contestant::OursWith1 => "ours, concurrency 1",
             Contestant::OursWithJavaScript => "ours, JavaScript files",
             Contestant::OursWithPython => "ours, Python files",
@@ -70,6 +73,7 @@ impl Contestant {
         match self {
             Contestant::Ours => "unset",
             Contestant::OursWith24 => "with-24",
+            Contestant::OursRepeatable => "repeatable",
             Contestant::OursWith1 => "with-1",
             Contestant::OursWithJavaScript => "javascript-24",
             Contestant::OursWithPython => "python-24",

@@ -5,8 +5,8 @@ use crate::Failure;
 use crate::contestant::{NODE, folder};
 use crate::protocol::{self, Task, line_received, pause, ready, send_line, unix_seconds};
 use graphile_worker::{
-    IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, Worker, WorkerContext,
-    WorkerOptions,
+    IntoTaskHandlerResult, JobEventContext, JobSpec, JobSuccess, RawJobSpec, TaskHandler, TaskOptions, Worker,
+    WorkerContext, WorkerOptions,
 };
 use graphile_worker_scripts::{HostOptions, TasksDir};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,11 @@ fn options(task: &Task) -> WorkerOptions {
         ("javascript" | "python", _) => {
             with_files(options).on(JobSuccess, |ended: JobEventContext| async move { file_ended(&ended) })
         }
-        _ => options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>(),
+        _ => {
+            let options = options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>();
+            let repeatable = || TaskOptions::default().repeatable(tasks == "repeatable");
+            options.task_options(Trivial::IDENTIFIER, repeatable()).task_options(Timed::IDENTIFIER, repeatable())
+        }
     }
 }
 

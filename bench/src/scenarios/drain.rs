@@ -11,9 +11,10 @@ use crate::server::Jobs;
 /// The limit over as many connections as our worker uses to claim and report.
 const OURS_ON: Contestant = Contestant::LimitOn2;
 
-const CONTESTANTS: [Contestant; 8] = [
+const CONTESTANTS: [Contestant; 9] = [
     Contestant::Ours,
     Contestant::OursWith24,
+    Contestant::OursRepeatable,
     Contestant::LimitOn1,
     Contestant::LimitOn2,
     Contestant::NodeTuned,

@@ -114,6 +114,41 @@ pub struct TaskOptions {
     pub(crate) backoff: Option<Arc<Backoff>>,
 }
 
+/// The tasks that are repeatable, besides those whose options say so: names, in which `*` stands for any text.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RepeatableTasks(Vec<String>);
+
+impl RepeatableTasks {
+    pub(crate) fn add(&mut self, names: impl IntoIterator<Item = String>) {
+        self.0.extend(names);
+    }
+
+    pub(crate) fn mark(&self, task: &mut Task) {
+        task.options.repeatable |= self.0.iter().any(|name| matches(name, &task.identifier));
+    }
+
+    /// Those that match none of the tasks.
+    pub(crate) fn unknown(&self, tasks: &Tasks) -> Vec<&str> {
+        let is_unknown = |name: &&String| !tasks.keys().any(|identifier| matches(name, identifier));
+        self.0.iter().filter(is_unknown).map(String::as_str).collect()
+    }
+}
+
+/// Whether the name has this form, in which `*` stands for any text.
+fn matches(form: &str, name: &str) -> bool {
+    let Some((first, rest)) = form.split_once('*') else { return form == name };
+    let Some(mut name) = name.strip_prefix(first) else { return false };
+    let mut parts = rest.split('*').peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return name.ends_with(part);
+        }
+        let Some(at) = name.find(part) else { return false };
+        name = &name[at + part.len()..];
+    }
+    true
+}
+
 /// The delay before the retry, by the number of the failed attempt.
 pub(crate) type Backoff = dyn Fn(i16) -> Duration + Send + Sync;
 
@@ -494,6 +529,18 @@ fn decode_text<P: DeserializeOwned>(payload: &str) -> serde_json::Result<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_star_in_the_name_of_a_repeatable_task_stands_for_any_text() {
+        for (form, name) in
+            [("a", "a"), ("*", "a"), ("report/*", "report/a/b"), ("*.mail", "x.mail"), ("a*b*c", "a-b-b-c")]
+        {
+            assert!(matches(form, name), "{form} {name}");
+        }
+        for (form, name) in [("a", "ab"), ("report/*", "reports"), ("a*b", "ab-"), ("a*b*c", "a-c-b"), ("a*a", "a")] {
+            assert!(!matches(form, name), "{form} {name}");
+        }
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("could not send")]

@@ -3,8 +3,8 @@
 use crate::support::{Db, Started, until};
 use crate::worker_support::{Held, options, until_no_jobs, until_true, until_worker_listens, utils};
 use graphile_worker::{
-    JobComplete, JobEventContext, JobSpec, RawJobSpec, RescheduleJobOptions, TaskError, TaskOptions, TaskOutcome,
-    WorkerContext, WorkerOptions,
+    JobComplete, JobEventContext, JobFilter, JobSpec, JobState, RawJobSpec, RescheduleJobOptions, TaskError,
+    TaskOptions, TaskOutcome, WorkerContext, WorkerOptions,
 };
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -612,4 +612,57 @@ async fn behind_a_pooler_repeatable_jobs_are_claimed_like_others() {
     held.go_on.notify_one();
     until_no_jobs(&db).await;
     started.stop().await;
+}
+
+#[tokio::test]
+async fn list_stats_and_why_say_that_such_a_job_runs() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t') from generate_series(1, 2)").await;
+    let (sender, mut seen) = mpsc::unbounded_channel();
+    run_once(
+        with_t(&db, move |_, ctx| {
+            let sender = sender.clone();
+            async move {
+                let utils = ctx.utils();
+                let jobs = utils.list_jobs(&JobFilter::default().states([JobState::Running])).await.unwrap();
+                let stats = utils.stats().await.unwrap();
+                let why = utils.why(ctx.job().id).await.unwrap();
+                sender.send((ctx.job().id, ctx.worker_id().to_owned(), jobs, stats, why)).unwrap();
+            }
+        })
+        .concurrency(1),
+    )
+    .await;
+    let (id, worker_id, jobs, stats, why) = seen.recv().await.unwrap();
+    assert_eq!(jobs[0].id, id);
+    assert_eq!(jobs[0].locked_by, Some(worker_id.clone()));
+    assert_eq!(jobs.len() as i64 + stats[0].ready, 2);
+    assert_eq!(jobs.len() as i64, stats[0].running);
+    let reason = why.reasons[0].to_string();
+    assert!(reason.starts_with(&format!("It is running in worker {worker_id}")), "{reason}");
+}
+
+#[tokio::test]
+async fn tasks_are_repeatable_by_name_too() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('report/a'), graphile_worker.add_job('other')").await;
+    let (sender, mut seen) = mpsc::unbounded_channel();
+    let mut options = options(&db).repeatable_tasks(["report/*"]);
+    for task in ["report/a", "other"] {
+        let sender = sender.clone();
+        options = options.define_task(task, move |_: Value, ctx: WorkerContext| {
+            let sender = sender.clone();
+            async move {
+                let query = "select locked_by is not null from graphile_worker._private_jobs where id = $1";
+                let query = sqlx::query_scalar::<_, bool>(query).bind(ctx.job().id);
+                let is_written = query.fetch_one(ctx.pg_pool()).await.unwrap();
+                sender.send((ctx.job().task_identifier.to_string(), is_written)).unwrap();
+            }
+        });
+    }
+    drop(sender);
+    run_once(options).await;
+    let mut ran = [seen.recv().await.unwrap(), seen.recv().await.unwrap()];
+    ran.sort();
+    assert_eq!(ran, [("other".to_owned(), true), ("report/a".to_owned(), false)]);
 }
