@@ -460,3 +460,230 @@ impl Inflight {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TaskOptions;
+    use crate::task::Task;
+    use crate::worker::execute::Outcome;
+    use crate::worker::inflight::Running;
+    use crate::worker::report::{Answer, Lane};
+    use tokio::sync::watch;
+
+    fn inflight(concurrency: usize) -> Inflight {
+        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
+        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into()));
+        let inflight = Inflight::new(tasks.subscribe(), concurrency, Duration::from_secs(2), Arc::default());
+        inflight.set_batches(true);
+        inflight
+    }
+
+    fn jobs(ids: std::ops::Range<i64>) -> Vec<Job> {
+        ids.map(Job::example).collect()
+    }
+
+    /// A batch of these jobs.
+    fn open(inflight: &Inflight, fresh: std::ops::Range<i64>, written: std::ops::Range<i64>) -> Arc<OpenBatch> {
+        inflight.wake_batch();
+        let wanted = inflight.begin_batch().expect("a batch is due");
+        let claim = BatchClaim { fresh: jobs(fresh), written: jobs(written), ..BatchClaim::default() };
+        inflight.open_batch(wanted, claim).expect("a batch")
+    }
+
+    fn start(inflight: &Inflight) -> Option<Running> {
+        inflight.state().start()
+    }
+
+    fn ids(ended: &[Ended]) -> Vec<i64> {
+        ended.iter().map(|ended| ended.job.id).collect()
+    }
+
+    fn reported(inflight: &Inflight) -> Vec<i64> {
+        let Some((report, _)) = inflight.begin(Lane::First, false) else { return Vec::new() };
+        let ids = ids(&report.ended);
+        inflight.receive(Lane::First, report, Answer::default());
+        ids
+    }
+
+    #[test]
+    fn an_outcome_belongs_to_the_batch_while_it_is_open_and_to_the_report_afterwards() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..4, 0..0);
+        let running: Vec<Running> = std::iter::from_fn(|| start(&inflight)).collect();
+        assert_eq!(running.len(), 3);
+        inflight.finished(&running[0], Outcome::Done);
+        let end = inflight.end_batch(&batch);
+        let mut still_running: Vec<i64> = end.running.iter().map(|job| job.id).collect();
+        still_running.sort_unstable();
+        assert_eq!((ids(&end.ended), still_running, end.frees), (vec![1], vec![2, 3], false));
+        // One ends while its claim is written, the other one later.
+        inflight.finished(&running[1], Outcome::Done);
+        assert!(reported(&inflight).is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(batch.ended.is_cancelled());
+        inflight.finished(&running[2], Outcome::Done);
+        assert_eq!(reported(&inflight), [2, 3]);
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn a_batch_ends_as_soon_as_all_its_jobs_have_ended() {
+        let inflight = inflight(1);
+        let batch = open(&inflight, 1..3, 0..0);
+        for id in 1..3 {
+            assert!(matches!(inflight.hold(&batch), Hold::Until(_)));
+            let running = start(&inflight).expect("a job");
+            assert_eq!(running.job.id, id);
+            inflight.finished(&running, Outcome::Done);
+        }
+        assert_eq!(inflight.hold(&batch), Hold::End);
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.running.len()), (vec![1, 2], 0));
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(inflight.is_empty() && reported(&inflight).is_empty());
+    }
+
+    #[test]
+    fn jobs_that_have_not_started_are_dropped_and_the_next_batch_is_smaller() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..5, 0..0);
+        let running = start(&inflight).expect("a job");
+        let end = inflight.end_batch(&batch);
+        assert!(end.frees && end.running.len() == 1);
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(start(&inflight).is_none());
+        inflight.finished(&running, Outcome::Done);
+        assert_eq!(reported(&inflight), [1], "to release the others changes nothing");
+        inflight.wake_batch();
+        assert_eq!(inflight.begin_batch(), Some(1));
+    }
+
+    #[test]
+    fn batches_grow_as_long_as_their_jobs_end_in_time() {
+        let inflight = inflight(2);
+        let mut sizes = Vec::new();
+        for _ in 0..4 {
+            inflight.wake_batch();
+            let wanted = inflight.begin_batch().expect("a batch is due");
+            sizes.push(wanted);
+            let fresh = jobs(0..i64::try_from(wanted).expect("a number"));
+            let batch = inflight.open_batch(wanted, BatchClaim { fresh, ..BatchClaim::default() }).expect("a batch");
+            while let Some(running) = start(&inflight) {
+                inflight.finished(&running, Outcome::Done);
+            }
+            inflight.end_batch(&batch);
+            inflight.batch_ended(&batch, true, Vec::new());
+        }
+        assert_eq!(sizes, [2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn jobs_whose_claim_is_written_start_once_the_batch_has_committed() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 0..0, 1..3);
+        assert_eq!(inflight.hold(&batch), Hold::End, "no job keeps it open");
+        assert!(start(&inflight).is_none());
+        assert!(inflight.end_batch(&batch).has_written);
+        inflight.batch_ended(&batch, true, Vec::new());
+        while let Some(running) = start(&inflight) {
+            inflight.finished(&running, Outcome::Done);
+        }
+        assert_eq!(reported(&inflight), [1, 2]);
+    }
+
+    #[test]
+    fn after_a_lost_commit_the_worker_asks_which_jobs_it_holds() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..2, 2..3);
+        let running = start(&inflight).expect("a job");
+        let end = inflight.end_batch(&batch);
+        assert_eq!(end.running.len(), 1);
+        // The connection is lost. Meanwhile the job ends, and the first lane sees the claim that was written.
+        inflight.finished(&running, Outcome::Done);
+        inflight.reconcile(jobs(2..3), &[]);
+        assert!(start(&inflight).is_none(), "its batch is not over");
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.running.len()), (vec![1], 0));
+        inflight.batch_ended(&batch, false, end.ended);
+        assert_eq!(reported(&inflight), [1], "it may have been recorded, or be an ordinary job");
+        assert!(start(&inflight).is_none() && inflight.is_empty());
+        inflight.reconcile(jobs(2..3), &[]);
+        assert_eq!(start(&inflight).map(|running| running.job.id), Some(2));
+    }
+
+    #[test]
+    fn a_job_of_a_lost_batch_that_is_claimed_again_is_reported_under_its_new_claim() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..2, 0..0);
+        let running = start(&inflight).expect("a job");
+        inflight.wake_exchange();
+        let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
+        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        assert!(start(&inflight).is_none(), "it runs already");
+        inflight.finished(&running, Outcome::Done);
+        assert!(inflight.end_batch(&batch).ended.is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert_eq!(reported(&inflight), [1]);
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn two_batches_are_open_at_most_and_one_ends_early_if_slots_would_be_idle() {
+        let inflight = inflight(4);
+        let first = open(&inflight, 1..3, 0..0);
+        let _slow = [start(&inflight), start(&inflight)];
+        let second = open(&inflight, 3..4, 0..0);
+        let _slow_too = start(&inflight);
+        assert!(matches!(inflight.hold(&first), Hold::Until(_)), "no claim is due");
+        inflight.wake_batch();
+        assert_eq!(inflight.begin_batch(), None, "both lanes are busy");
+        std::thread::sleep(SHORTEST_BATCH);
+        assert_eq!((inflight.hold(&first), inflight.hold(&second)), (Hold::End, Hold::End));
+    }
+
+    #[test]
+    fn a_stopping_worker_drops_the_jobs_of_a_batch_and_ends_it() {
+        let inflight = inflight(1);
+        let batch = open(&inflight, 1..4, 0..0);
+        let running = start(&inflight).expect("a job");
+        inflight.close();
+        assert_eq!(inflight.hold(&batch), Hold::End);
+        inflight.finished(&running, Outcome::Done);
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.frees), (vec![1], true));
+        assert!(reported(&inflight).is_empty() && !inflight.is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(inflight.is_empty() && inflight.begin_batch().is_none());
+    }
+
+    #[test]
+    fn a_waiting_batch_does_not_keep_exchanges_from_claiming() {
+        let inflight = inflight(4);
+        let _batch = open(&inflight, 1..5, 0..0);
+        inflight.wake_exchange();
+        let (_, wanted) = inflight.begin(Lane::First, false).expect("a claim");
+        assert_eq!(wanted, 4);
+    }
+
+    #[test]
+    fn run_once_ends_when_a_claim_has_found_nothing_since_the_last_job_started() {
+        let inflight = inflight(4);
+        assert!(!inflight.batches_are_drained());
+        let claim = |claim| {
+            let wanted = inflight.begin_batch().expect("a claim is due");
+            inflight.open_batch(wanted, claim)
+        };
+        assert!(claim(BatchClaim::default()).is_none());
+        assert!(inflight.batches_are_drained());
+        inflight.wake_batch();
+        let batch = claim(BatchClaim { fresh: jobs(1..2), ..BatchClaim::default() }).expect("a batch");
+        let running = start(&inflight).expect("a job");
+        inflight.finished(&running, Outcome::Done);
+        inflight.end_batch(&batch);
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(!inflight.batches_are_drained(), "it may have added a job");
+        assert!(claim(BatchClaim { contended: true, ..BatchClaim::default() }).is_none());
+        assert!(!inflight.batches_are_drained(), "another worker may free it");
+    }
+}
