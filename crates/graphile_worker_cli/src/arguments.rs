@@ -157,7 +157,7 @@ pub(crate) struct RunArguments {
     )]
     pub(crate) repeatable: Option<Vec<String>>,
 
-    /// Maximum number of connections in the tasks' pool; the worker itself uses two to six more [default: 10]
+    /// Maximum number of connections in the tasks' pool; the worker itself uses two to eight more [default: 10]
     #[arg(
         short,
         long,
