@@ -111,7 +111,7 @@ union all
 select
   null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
   clock.now,
-  $3 > 0 and (select count(*) from chosen where fits) < $3 and (
+  $3 > 0 and (select count(*) from chosen where fits and is_fresh) + (select count(*) from written) < $3 and (
     exists (select from chosen where not fits)
     or exists (
       -- Only the first ones: a due job that another transaction has locked is among them.
@@ -128,7 +128,8 @@ select
         and ($4::text[] is null or (first.flags ?| $4) is not true)
         and case when $5::text[] is not null then first.flags ?| $5 else true end
         and case when $6::jsonb is not null then (first.flags <@ $6) is not false else true end
-        and first.id not in (select id from chosen where fits)
+        and first.id not in (select id from chosen where fits and is_fresh)
+        and first.id not in (select id from written)
     )
   ),
   case when (select count(*) from due) < $3 then (

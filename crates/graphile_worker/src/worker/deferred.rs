@@ -296,7 +296,9 @@ impl Lane {
             return self.ended(batch, end, Vec::new(), true);
         };
         let has_written = end.has_written;
-        self.report_lost(&error);
+        if !self.exchange.lanes.adapt_to_encoding(&error) {
+            self.report_lost(&error);
+        }
         let mut pauses = RECONNECT_PAUSES;
         loop {
             match self.resume(&end).await {
@@ -313,6 +315,7 @@ impl Lane {
                     return self.inflight.wake_claim();
                 }
                 Err(error) => {
+                    self.exchange.lanes.adapt_to_encoding(&error);
                     debug!(label = "worker", error = error.to_string_with_sources(), "could not end a batch; retrying");
                     tokio::time::sleep(pauses.next()).await;
                     let more = self.inflight.end_batch(batch);

@@ -302,12 +302,16 @@ impl Inflight {
 
     /// Records the outcome of a job for the next report. Returns its settlement.
     pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let (settlement, has_more, has_many, is_batch_due) = {
+        let (settlement, has_more, has_many, is_reported, is_batch_due) = {
             let mut state = self.state();
+            let reported = state.report.len();
             let settlement = state.finish(running, outcome);
-            (settlement, !state.ready.is_empty(), state.has_many_to_report(), state.is_batch_due())
+            let is_reported = state.report.len() > reported;
+            (settlement, !state.ready.is_empty(), state.has_many_to_report(), is_reported, state.is_batch_due())
         };
-        self.exchange_due.notify_one();
+        if is_reported {
+            self.exchange_due.notify_one();
+        }
         if is_batch_due {
             self.batch_due.notify_one();
         }
