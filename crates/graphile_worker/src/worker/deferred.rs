@@ -154,9 +154,9 @@ impl Lane {
                     self.end(&batch).await;
                 }
                 Err(error) => {
-                    let pause = if error.is_contention() { Duration::ZERO } else { FAILURE_PAUSE };
-                    self.inflight.batch_failed(wanted, pause);
-                    if pause.is_zero() || self.exchange.lanes.adapt_to_encoding(&error) {
+                    let repeats = error.is_contention() || self.exchange.lanes.adapt_to_encoding(&error);
+                    self.inflight.batch_failed(wanted, if repeats { Duration::ZERO } else { FAILURE_PAUSE });
+                    if repeats {
                         continue;
                     }
                     let text = error.to_string_with_sources();

@@ -636,8 +636,8 @@ async fn list_stats_and_why_say_that_such_a_job_runs() {
     let (id, worker_id, jobs, stats, why) = seen.recv().await.unwrap();
     assert_eq!(jobs[0].id, id);
     assert_eq!(jobs[0].locked_by, Some(worker_id.clone()));
-    assert_eq!(jobs.len() as i64 + stats[0].ready, 2);
-    assert_eq!(jobs.len() as i64, stats[0].running);
+    assert_eq!(jobs.len() as i64 + stats.ready, 2);
+    assert_eq!(jobs.len() as i64, stats.running);
     let reason = why.reasons[0].to_string();
     assert!(reason.starts_with(&format!("It is running in worker {worker_id}")), "{reason}");
 }
