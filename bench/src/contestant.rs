@@ -1,7 +1,6 @@
 //! The contestants: their names, their programs, and whose schema they use. `child` runs them.
 
 use crate::Failure;
-use crate::ours::REPEATABLE;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use tokio::process::Command;
@@ -18,7 +17,7 @@ pub(crate) enum Contestant {
     OursWith24,
     /// Our worker with its defaults, except `concurrency(1)`.
     OursWith1,
-    /// Our worker with its defaults, except that its tasks are repeatable; see `REPEATABLE` in `ours`.
+    /// Our worker with its defaults, except that its tasks are repeatable.
     OursRepeatable,
     /// Our worker with its defaults, except `concurrency(24)` and a folder of JavaScript files.
     OursWithJavaScript,
@@ -85,11 +84,6 @@ impl Contestant {
             Contestant::NodeWith1 => "one",
             Contestant::NodeSql => "sql",
         }
-    }
-
-    /// Whether the library has what this contestant needs.
-    pub(crate) fn exists(self) -> bool {
-        self != Contestant::OursRepeatable || REPEATABLE.is_some()
     }
 
     pub(crate) fn is_ours(self) -> bool {

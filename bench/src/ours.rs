@@ -25,9 +25,6 @@ const ADDERS: usize = 32;
 const STREAM_BATCH: u64 = 500;
 const STREAM_WAITING: u64 = 5_000;
 
-/// Declares a task repeatable; `None` until the library can, and then the variant `repeatable` takes part.
-pub(crate) const REPEATABLE: Option<fn(TaskOptions) -> TaskOptions> = None;
-
 /// The poll interval of workers that must not poll.
 const NO_POLLS: Duration = Duration::from_secs(3600);
 
@@ -77,10 +74,11 @@ fn options(task: &Task) -> WorkerOptions {
         ("javascript" | "python", _) => {
             with_files(options).on(JobSuccess, |ended: JobEventContext| async move { file_ended(&ended) })
         }
-        ("repeatable", _) => with_tasks(options).task_options(
-            Trivial::IDENTIFIER,
-            REPEATABLE.map_or_else(TaskOptions::default, |repeatable| repeatable(TaskOptions::default())),
-        ),
+        ("repeatable", _) => {
+            let repeatable = || TaskOptions::default().repeatable(true);
+            let options = with_tasks(options).task_options(Trivial::IDENTIFIER, repeatable());
+            options.task_options(Timed::IDENTIFIER, repeatable())
+        }
         _ => with_tasks(options),
     }
 }

@@ -49,11 +49,8 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
         ours / speed(OURS_ON),
         short,
     )];
-    if Contestant::OursRepeatable.exists() {
-        let repeatable = speed(Contestant::OursRepeatable);
-        let what = "drain, repeatable tasks: of the limit on the same connections";
-        goals.push(Goal::at_least(what, 1.5, repeatable / speed(OURS_ON), short));
-    }
+    let repeatable = speed(Contestant::OursRepeatable) / speed(OURS_ON);
+    goals.push(Goal::at_least("drain, repeatable tasks: of the limit on the same connections", 1.5, repeatable, short));
     goals.extend([
         Goal::at_least("drain, concurrency 24: of the best peer tuned", 2.0, ours_with_24 / best_tuned, times),
         Goal::at_least(

@@ -51,9 +51,8 @@ struct Waits {
 }
 
 pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
-    let contestants = || CONTESTANTS.into_iter().filter(|contestant| contestant.exists());
     let numbers = if bench.quick { QUICK_PROCESSES } else { PROCESSES };
-    let cases: Vec<Case> = numbers.iter().flat_map(|many| contestants().map(|who| (who, *many))).collect();
+    let cases: Vec<Case> = numbers.iter().flat_map(|many| CONTESTANTS.map(|who| (who, *many))).collect();
     let label = |(contestant, processes): Case| format!("{}, {processes} processes", contestant.label());
     let results: Results = bench
         .alternate_between("fleet", &cases, label, async |(contestant, processes)| {
@@ -83,7 +82,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
             name: "fleet".to_owned(),
             title: "Drain by several processes together".to_owned(),
             unit: "jobs/s".to_owned(),
-            shape: Shape::Lines { x_unit: "processes".to_owned(), lines: contestants().map(line).collect() },
+            shape: Shape::Lines { x_unit: "processes".to_owned(), lines: CONTESTANTS.into_iter().map(line).collect() },
         }],
         goals: goals(&results, speed),
         ..Section::default()
@@ -202,11 +201,8 @@ fn goals(results: &Results, speed: impl Fn(Contestant, usize) -> f64) -> Vec<Goa
         Goal::at_least("fleet, 8 processes, nothing set: of 1 process", 0.9, of_one, short),
         Goal::at_least("fleet, 8 processes, nothing set: of the best tuned peer", 1.7, ours / best_peer, times),
     ];
-    if Contestant::OursRepeatable.exists() {
-        let repeatable = speed(Contestant::OursRepeatable, MANY) / best_peer;
-        let what = "fleet, 8 processes, repeatable tasks: of the best tuned peer";
-        goals.push(Goal::at_least(what, 3.0, repeatable, times));
-    }
+    let repeatable = speed(Contestant::OursRepeatable, MANY) / best_peer;
+    goals.push(Goal::at_least("fleet, 8 processes, repeatable tasks: of the best tuned peer", 3.0, repeatable, times));
     let ours = results.iter().filter(|((contestant, _), _)| contestant.is_ours());
     let deadlocks: u64 = ours.map(|(_, turns)| deadlocks_of(turns)).sum();
     goals.push(Goal::at_most("fleet: deadlocks of ours", 0.0, deadlocks as f64, count));

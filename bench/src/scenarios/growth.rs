@@ -216,6 +216,7 @@ async fn claim(
         .bind(i32::MAX)
         .bind(None::<Vec<String>>)
         .bind(None::<serde_json::Value>)
+        .bind(tasks)
         .fetch_all(connection)
         .await?;
     Ok(())

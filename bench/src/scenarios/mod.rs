@@ -151,8 +151,7 @@ impl Bench {
         contestants: &[Contestant],
         turn: impl AsyncFnMut(Contestant) -> Result<(T, String), Failure>,
     ) -> Result<Vec<(Contestant, Vec<T>)>, Failure> {
-        let contestants: Vec<Contestant> = contestants.iter().copied().filter(|each| each.exists()).collect();
-        self.alternate_between(title, &contestants, |contestant| contestant.label().to_owned(), turn).await
+        self.alternate_between(title, contestants, |contestant| contestant.label().to_owned(), turn).await
     }
 
     /// Measures each case once per round.

@@ -77,6 +77,30 @@ impl Shared {
     }
 }
 
+/// The open transaction in which the row of a running job is locked, as the job sees it: its claim is not written yet
+/// (`worker/deferred`).
+#[derive(Debug, Default)]
+pub(crate) struct OpenBatch {
+    /// Notified when the batch may have to end.
+    pub(crate) changed: Notify,
+    is_claim_wanted: AtomicBool,
+    /// Cancelled when the batch has ended: the claims of the jobs that still run are written.
+    pub(crate) ended: CancellationToken,
+}
+
+impl OpenBatch {
+    /// Ends the batch, and returns when the claims are written.
+    async fn write_claims(&self) {
+        self.is_claim_wanted.store(true, Ordering::Release);
+        self.changed.notify_one();
+        self.ended.cancelled().await;
+    }
+
+    pub(crate) fn is_claim_wanted(&self) -> bool {
+        self.is_claim_wanted.load(Ordering::Acquire)
+    }
+}
+
 /// State of a running job.
 #[derive(Default)]
 struct RunState {
@@ -116,6 +140,8 @@ impl RunClock {
 pub struct WorkerContext {
     job: Arc<Job>,
     cancellation: CancellationToken,
+    /// The batch in which its claim is not written yet.
+    batch: Option<Arc<OpenBatch>>,
     run_state: Arc<RunState>,
     shared: Arc<Shared>,
 }
@@ -130,8 +156,13 @@ impl fmt::Debug for WorkerContext {
 }
 
 impl WorkerContext {
-    pub(crate) fn new(job: Arc<Job>, cancellation: CancellationToken, shared: Arc<Shared>) -> WorkerContext {
-        WorkerContext { job, cancellation, run_state: Arc::default(), shared }
+    pub(crate) fn new(
+        job: Arc<Job>,
+        cancellation: CancellationToken,
+        batch: Option<Arc<OpenBatch>>,
+        shared: Arc<Shared>,
+    ) -> WorkerContext {
+        WorkerContext { job, cancellation, batch, run_state: Arc::default(), shared }
     }
 
     /// The job.
@@ -215,6 +246,10 @@ impl WorkerContext {
     /// ```
     pub async fn complete_in(&self, mut transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
         let context = || format!("complete job {} in its handler's transaction", self.job.id);
+        if let Some(batch) = &self.batch {
+            // The row is locked, and shows no claim that this transaction could check.
+            batch.write_claims().await;
+        }
         let deleted = self
             .shared
             .statements

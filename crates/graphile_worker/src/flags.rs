@@ -19,6 +19,11 @@ pub(crate) struct FlagSettings {
 }
 
 impl FlagSettings {
+    /// Whether no function decides.
+    pub(crate) fn are_listed(&self) -> bool {
+        [&self.forbidden, &self.accepted].iter().all(|flags| matches!(flags, Flags::List(_)))
+    }
+
     /// The flags for the next claim.
     pub(crate) async fn current(&self) -> Result<FlagFilter, Error> {
         Ok(FlagFilter {

@@ -164,6 +164,7 @@ mod guide {
         QueuesAndKeys: "../../../docs/queues-and-keys.md";
         Recovery: "../../../docs/recovery.md";
         RecurringJobs: "../../../docs/recurring-jobs.md";
+        RepeatableTasks: "../../../docs/repeatable-tasks.md";
         RetriesAndErrors: "../../../docs/retries-and-errors.md";
         Testing: "../../../docs/testing.md";
     }

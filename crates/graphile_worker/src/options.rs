@@ -13,7 +13,9 @@ use crate::hooks::{Event, HookRegistry, Plugin};
 use crate::recovery::WorkerRecoveryConfig;
 use crate::schema::upgrade;
 use crate::shutdown::{self, ShutdownSignal, WorkerShutdownConfig};
-use crate::task::{BatchTaskHandler, IntoTaskHandlerResult, JobDefinition, Task, TaskHandler, TaskOptions, Tasks};
+use crate::task::{
+    BatchTaskHandler, IntoTaskHandlerResult, JobDefinition, RepeatableTasks, Task, TaskHandler, TaskOptions, Tasks,
+};
 use crate::task_source::TaskSource;
 use graphile_worker_crontab::{Crontab, parse_crontab};
 use serde::de::DeserializeOwned;
@@ -58,6 +60,7 @@ pub struct WorkerOptions {
     pub(crate) tasks: Vec<Task>,
     pub(crate) task_source: Option<Box<dyn TaskSource>>,
     pub(crate) task_options: HashMap<String, TaskOptions>,
+    pub(crate) repeatable_tasks: RepeatableTasks,
     pub(crate) extensions: Extensions,
     pub(crate) hooks: HookRegistry,
     pub(crate) crontabs: Vec<Crontab>,
@@ -108,6 +111,7 @@ impl Default for WorkerOptions {
             tasks: Vec::new(),
             task_source: None,
             task_options: HashMap::new(),
+            repeatable_tasks: RepeatableTasks::default(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
             crontabs: Vec::new(),
@@ -288,6 +292,14 @@ impl WorkerOptions {
     /// Sets the timeout, back-off and concurrency limit of a task. Overrides the options of its handler.
     pub fn task_options(mut self, identifier: &str, options: TaskOptions) -> WorkerOptions {
         self.task_options.insert(identifier.to_owned(), options);
+        self
+    }
+
+    /// Makes these tasks repeatable: see [`TaskOptions::repeatable`]. `*` in a name stands for any text. Call it for tasks of
+    /// a [source](WorkerOptions::task_source), whose other options then stay as they are. A name that matches no task is
+    /// logged.
+    pub fn repeatable_tasks(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
+        self.repeatable_tasks.add(names.into_iter().map(Into::into));
         self
     }
 
@@ -702,6 +714,7 @@ impl WorkerOptions {
             if let Some(options) = self.task_options.get(&*task.identifier) {
                 task.options = options.clone();
             }
+            self.repeatable_tasks.mark(&mut task);
             if task.identifier.is_empty() || task.identifier.chars().count() > 128 {
                 let problem = format!("{:?} has an invalid name: it must have 1 to 128 characters", task.identifier);
                 return Err(invalid("the task", &problem));

@@ -110,7 +110,43 @@ pub struct TaskOptions {
     pub(crate) timeout: Option<Duration>,
     pub(crate) max_attempts: Option<i16>,
     pub(crate) max_concurrent: Option<usize>,
+    pub(crate) repeatable: bool,
     pub(crate) backoff: Option<Arc<Backoff>>,
+}
+
+/// The tasks that are repeatable, besides those whose options say so: names, in which `*` stands for any text.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RepeatableTasks(Vec<String>);
+
+impl RepeatableTasks {
+    pub(crate) fn add(&mut self, names: impl IntoIterator<Item = String>) {
+        self.0.extend(names);
+    }
+
+    pub(crate) fn mark(&self, task: &mut Task) {
+        task.options.repeatable |= self.0.iter().any(|name| matches(name, &task.identifier));
+    }
+
+    /// Those that match none of the tasks.
+    pub(crate) fn unknown(&self, tasks: &Tasks) -> Vec<&str> {
+        let is_unknown = |name: &&String| !tasks.keys().any(|identifier| matches(name, identifier));
+        self.0.iter().filter(is_unknown).map(String::as_str).collect()
+    }
+}
+
+/// Whether the name has this form, in which `*` stands for any text.
+fn matches(form: &str, name: &str) -> bool {
+    let Some((first, rest)) = form.split_once('*') else { return form == name };
+    let Some(mut name) = name.strip_prefix(first) else { return false };
+    let mut parts = rest.split('*').peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return name.ends_with(part);
+        }
+        let Some(at) = name.find(part) else { return false };
+        name = &name[at + part.len()..];
+    }
+    true
 }
 
 /// The delay before the retry, by the number of the failed attempt.
@@ -136,6 +172,22 @@ impl TaskOptions {
         self
     }
 
+    /// Declares that it does no harm to run a job of this task twice (default: no). The worker then runs its jobs three
+    /// times as fast, if they are short: it does not write that it has claimed a job, and deletes the job after its run.
+    /// Until then it keeps the row locked, for at most 50 milliseconds. If the worker loses its connection meanwhile, the
+    /// job may run a second time, even at the same moment. After 50 milliseconds, or if a job has run before, has a key or
+    /// a queue, the worker claims it like any other job. No effect on tasks with
+    /// [`max_concurrent`](TaskOptions::max_concurrent), and behind a pooler.
+    pub fn repeatable(mut self, repeatable: bool) -> TaskOptions {
+        self.repeatable = repeatable;
+        self
+    }
+
+    /// Whether jobs of this task may run before their claim is written.
+    pub(crate) fn defers_claims(&self) -> bool {
+        self.repeatable && self.max_concurrent.is_none()
+    }
+
     /// Sets the delay before the retry, by the number of the failed attempt (default: exp(min(attempt, 10))
     /// seconds).
     pub fn backoff(mut self, backoff: impl Fn(i16) -> Duration + Send + Sync + 'static) -> TaskOptions {
@@ -150,6 +202,7 @@ impl fmt::Debug for TaskOptions {
             .field("timeout", &self.timeout)
             .field("max_attempts", &self.max_attempts)
             .field("max_concurrent", &self.max_concurrent)
+            .field("repeatable", &self.repeatable)
             .field("backoff", &self.backoff.is_some())
             .finish()
     }
@@ -476,6 +529,18 @@ fn decode_text<P: DeserializeOwned>(payload: &str) -> serde_json::Result<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_star_in_the_name_of_a_repeatable_task_stands_for_any_text() {
+        for (form, name) in
+            [("a", "a"), ("*", "a"), ("report/*", "report/a/b"), ("*.mail", "x.mail"), ("a*b*c", "a-b-b-c")]
+        {
+            assert!(matches(form, name), "{form} {name}");
+        }
+        for (form, name) in [("a", "ab"), ("report/*", "reports"), ("a*b", "ab-"), ("a*b*c", "a-c-b"), ("a*a", "a")] {
+            assert!(!matches(form, name), "{form} {name}");
+        }
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("could not send")]

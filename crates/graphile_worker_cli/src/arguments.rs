@@ -147,7 +147,17 @@ pub(crate) struct RunArguments {
     )]
     pub(crate) jobs: Option<usize>,
 
-    /// Maximum number of connections in the tasks' pool; the worker itself uses two to six more [default: 10]
+    /// Tasks that may run twice without harm, separated by commas; `*` stands for any text. Their jobs run faster
+    #[arg(
+        long,
+        value_name = "TASKS",
+        env = "GRAPHILE_WORKER_REPEATABLE",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    pub(crate) repeatable: Option<Vec<String>>,
+
+    /// Maximum number of connections in the tasks' pool; the worker itself uses two to eight more [default: 10]
     #[arg(
         short,
         long,

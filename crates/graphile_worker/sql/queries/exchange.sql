@@ -35,6 +35,7 @@
 --  $20 how many bytes of payloads it may take, about, besides the last one: they wait in the worker's memory
 --  $21 flags of which a job must have one, or null   $22 an object of the flags that a job may have, or null (both in a `case`:
 --      the planner takes `is null or …?|…` for a condition that few jobs meet)
+--  $23 ids of the tasks whose jobs without a queue it may take: those of $12 that `deferred_claim.sql` does not claim
 --
 -- Returns the claimed jobs, and one last row without an id: the time of the claim (`clock`); the reported jobs and
 -- queues that other transactions have locked (`blocked_jobs`, `blocked_queues`); whether some due jobs were not claimed
@@ -145,7 +146,7 @@ free_queues as (
 unqueued_priorities as (
   (
     select priority from :"schema"._private_jobs
-    where is_available = true and job_queue_id is null and $13 > 0
+    where is_available = true and job_queue_id is null and $13 > 0 and pg_catalog.cardinality($23::int[]) > 0
     order by priority, run_at, id limit 1
   )
   union all
@@ -169,7 +170,7 @@ unqueued_priorities as (
       and jobs.job_queue_id is null
       and jobs.priority = known.priority
       and jobs.run_at <= clock.now
-      and jobs.task_id = any ($12::int[])
+      and jobs.task_id = any ($23::int[])
       and $17::int[] is null
       and ($14::text[] is null or (jobs.flags ?| $14) is not true)
       and case when $21::text[] is not null then jobs.flags ?| $21 else true end
@@ -219,7 +220,7 @@ waiting_tasks as (
       order by jobs.run_at, jobs.id
       limit least($13, coalesce($17[pg_catalog.array_position($12, waiting.task_id)], $13))
     ) as first
-    where waiting.task_id = any ($12::int[])
+    where waiting.task_id = any ($23::int[])
     order by first.run_at, first.id
     limit $13
   ) as due
@@ -514,7 +515,7 @@ select
         order by jobs.run_at, jobs.id
         limit 100 + $13
       ) as due
-      where due.task_id = any ($12::int[])
+      where due.task_id = any ($23::int[])
         and ($14::text[] is null or (due.flags ?| $14) is not true)
         and case when $21::text[] is not null then due.flags ?| $21 else true end
         and case when $22::jsonb is not null then (due.flags <@ $22) is not false else true end

@@ -9,7 +9,8 @@
 -- first job. So several workers share the jobs of one priority not strictly in their order. A claim that meets the rows
 -- of another one would ask the lock manager twice about each (bench/RESULTS.md, "Fleets").
 --
---  $1 worker   $2 $3 completed jobs: ids, locked_at   $4 ids of the tasks it runs   $5 how many jobs it wants
+--  $1 worker   $2 $3 completed jobs: ids, locked_at   $4 ids of the tasks whose jobs it may take
+--  $5 how many jobs it wants
 --  $6 $7 $8 where the claim starts: priority, run_at and id of a job, all null for the head (`claim_start.rs`)
 --  $9 how many bytes of payloads it may take, about   $10 what time it is, or null for the database's
 --  $11 how many seconds old its heartbeat may be, null if it has none
@@ -53,7 +54,7 @@ with recursive clock as (
 first_jobs as (
   (
     select priority, run_at, id, tableoid::bigint as jobs_table from :"schema"._private_jobs
-    where is_available = true and job_queue_id is null and $5 > 0
+    where is_available = true and job_queue_id is null and $5 > 0 and pg_catalog.cardinality($4::int[]) > 0
       and (priority, run_at, id) >= (
         coalesce($6::smallint, '-32768'::smallint),
         coalesce($7::timestamptz, '-infinity'::timestamptz),

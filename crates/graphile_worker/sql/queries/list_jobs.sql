@@ -4,18 +4,30 @@
 -- Locks nothing. Planned for each call with known parameters, so that conditions that do not apply disappear: a page
 -- then uses the primary key, one key its index. Rare jobs without an index require a scan of the table (0.2 s for a
 -- million jobs).
+--
+-- A worker that runs a job of a repeatable task may only have locked its row: `xmax` then names the open transaction of one of
+-- its deferred lanes.
+with lanes as materialized (
+  select locks.transactionid, split_part(activity.application_name, ' ', 2) as worker_id
+  from pg_locks as locks
+  join pg_stat_activity as activity on activity.pid = locks.pid
+  where locks.locktype = 'transactionid' and locks.mode = 'ExclusiveLock' and locks.granted
+    and activity.application_name like 'graphile\_worker % deferred _'
+)
 select
   jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, state.name as state, jobs.priority,
   jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
-  jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
+  jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at,
+  coalesce(jobs.locked_by, lanes.worker_id) as locked_by, jobs.revision,
   case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
     as flags
 from :"schema"._private_jobs as jobs
 join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
 left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
+left join lanes on lanes.transactionid = jobs.xmax
 cross join lateral (
   select case
-    when jobs.locked_at is not null then 'running'
+    when jobs.locked_at is not null or lanes.worker_id is not null then 'running'
     when jobs.attempts >= jobs.max_attempts then 'failed'
     when jobs.run_at <= now() then 'ready'
     when jobs.attempts > 0 then 'retrying'

@@ -110,6 +110,9 @@ pub(crate) struct Statements {
     pub(crate) is_pooled: bool,
     pub(crate) exchange: Statement,
     pub(crate) exchange_unqueued: Statement,
+    pub(crate) deferred_claim: Statement,
+    pub(crate) deferred_end: Statement,
+    pub(crate) deferred_resume: Statement,
     pub(crate) allow_invalid_utf8: Statement,
     pub(crate) allow_invalid_utf8_in_transaction: Statement,
     pub(crate) current_transaction: Statement,
@@ -233,6 +236,9 @@ impl Statements {
             is_pooled,
             exchange: statement(include_str!("../../sql/queries/exchange.sql")),
             exchange_unqueued: statement(include_str!("../../sql/queries/exchange_unqueued.sql")),
+            deferred_claim: statement(include_str!("../../sql/queries/deferred_claim.sql")),
+            deferred_end: statement(include_str!("../../sql/queries/deferred_end.sql")),
+            deferred_resume: statement(include_str!("../../sql/queries/deferred_resume.sql")),
             allow_invalid_utf8: statement(ALLOW_INVALID_UTF8),
             allow_invalid_utf8_in_transaction: statement(include_str!(
                 "../../sql/queries/allow_invalid_utf8_in_transaction.sql"

@@ -37,6 +37,8 @@ struct Facts {
     job: Option<JobSummary>,
     table_lock: Option<WhyReason>,
     row_lock: Option<LockHolder>,
+    /// The worker that runs the job before its claim is written, and for how many seconds its transaction is open.
+    batch: Option<(String, Option<f64>)>,
     queue_row_lock: Option<LockHolder>,
     queue_locked_at: Option<DateTime<Utc>>,
     queue_locked_by: Option<String>,
@@ -309,12 +311,18 @@ fn table_lock(row: &PgRow) -> sqlx::Result<(WhyReason, bool)> {
 fn read(row: &PgRow) -> sqlx::Result<Facts> {
     let id: Option<i64> = row.try_get("id")?;
     let decode = |error: serde_json::Error| sqlx::Error::Decode(error.into());
-    let lock = |column: &str| -> sqlx::Result<Option<LockHolder>> {
+    let holders = |column: &str| -> sqlx::Result<Vec<LockHolder>> {
         let json: Option<String> = row.try_get(column)?;
         let holders = json.as_deref().map(serde_json::from_str::<Vec<LockHolder>>).transpose().map_err(decode)?;
-        let mut stuck = holders.unwrap_or_default().into_iter().filter(|holder| !holder.is_brief());
+        Ok(holders.unwrap_or_default())
+    };
+    let lock = |column: &str| -> sqlx::Result<Option<LockHolder>> {
+        let mut stuck = holders(column)?.into_iter().filter(|holder| !holder.is_brief());
         let first = stuck.next();
         Ok(first.map(|holder| LockHolder { others: stuck.count() as i64, ..holder }))
+    };
+    let batch = |holders: Vec<LockHolder>| {
+        holders.iter().find_map(|holder| Some((holder.deferred_lane_of()?.to_owned(), holder.seconds)))
     };
     let workers: String = row.try_get("workers")?;
     Ok(Facts {
@@ -322,6 +330,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
         job: if id.is_some() { Some(summary(row)?) } else { None },
         table_lock: None,
         row_lock: lock("row_lock")?,
+        batch: batch(holders("row_lock")?),
         queue_row_lock: lock("queue_row_lock")?,
         queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: optional_text(row, "queue_locked_by")?,
@@ -343,6 +352,10 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         let worker = facts.worker(job.locked_by.as_deref());
         let freed_after = facts.freed_after(&worker);
         let running = WhyReason::Running { worker, since: locked_at, seconds: since(locked_at), freed_after };
+        return [running].into_iter().chain(row_locked).collect();
+    }
+    if let Some((worker_id, seconds)) = &facts.batch {
+        let running = WhyReason::RunningInBatch { worker: facts.worker(Some(worker_id)), seconds: *seconds };
         return [running].into_iter().chain(row_locked).collect();
     }
     let (attempts, last_error) = (job.attempts, job.last_error.clone());
@@ -543,6 +556,7 @@ mod tests {
             }),
             table_lock: None,
             row_lock: None,
+            batch: None,
             queue_row_lock: None,
             queue_locked_at: None,
             queue_locked_by: None,
@@ -723,6 +737,16 @@ mod tests {
         };
         assert!(explained(table)[0].contains("behind the session with pid 5"), "{:?}", explained(table));
         assert!(fixed(table).ends_with("select pg_terminate_backend(5);"));
+    }
+
+    #[test]
+    fn a_job_of_a_repeatable_task_that_runs() {
+        let lane = LockHolder { application_name: Some("graphile_worker w deferred 1".to_owned()), ..session() };
+        assert_eq!(lane.deferred_lane_of(), Some("w"));
+        assert_eq!(session().deferred_lane_of(), None);
+        let said = explained(|facts, _| facts.batch = Some(("w".to_owned(), Some(0.01))));
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("It is running in worker w, or about to"), "{said:?}");
     }
 
     #[test]

@@ -78,6 +78,13 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
+    /// The worker that runs jobs of repeatable tasks in this transaction.
+    pub(super) fn deferred_lane_of(&self) -> Option<&str> {
+        let name = self.application_name.as_deref()?.strip_prefix("graphile_worker ")?;
+        let (worker_id, lane) = name.split_once(' ')?;
+        lane.starts_with("deferred ").then_some(worker_id)
+    }
+
     /// Whether this is a worker that reports or claims: it locks rows only briefly.
     pub(super) fn is_brief(&self) -> bool {
         let is_worker = self.application_name.as_deref().is_some_and(|name| name.starts_with("graphile_worker "));
@@ -140,6 +147,13 @@ pub enum WhyReason {
         seconds: f64,
         /// Seconds without a heartbeat after which another worker releases it; `None` if no live worker does.
         freed_after: Option<f64>,
+    },
+    /// A worker runs it, and has locked its row without writing a claim: its task is repeatable.
+    RunningInBatch {
+        /// The worker.
+        worker: WhyWorker,
+        /// Seconds since the worker locked it, if they are known.
+        seconds: Option<f64>,
     },
     /// It failed permanently.
     AttemptsUsedUp {
@@ -294,6 +308,11 @@ impl fmt::Display for WhyReason {
                 "There is no such job: it is done, was removed, or never existed; or the transaction that adds it is still open.",
             ),
             WhyReason::Running { worker, seconds, freed_after, .. } => running(f, worker, *seconds, *freed_after),
+            WhyReason::RunningInBatch { worker, .. } => write!(
+                f,
+                "It is running in worker {}, or about to: its task is repeatable, and the worker has only locked its row.",
+                worker.worker_id
+            ),
             WhyReason::AttemptsUsedUp { attempts, max_attempts, last_error } => {
                 write!(f, "It failed permanently ({attempts} of {max_attempts} attempts)")?;
                 error(f, last_error)
@@ -543,7 +562,7 @@ pub fn program(schema: &str) -> String {
 pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String> {
     let program = program(schema);
     reasons.iter().find_map(|reason| match reason {
-        WhyReason::DoesNotExist => None,
+        WhyReason::DoesNotExist | WhyReason::RunningInBatch { .. } => None,
         WhyReason::Running { worker, .. } | WhyReason::QueueLocked { worker, .. } => release(worker, &program),
         WhyReason::AttemptsUsedUp { .. } => Some(format!("To retry it with all attempts: {program} run-now {id}")),
         WhyReason::NotDue { .. } => Some(format!("To run it now: {program} run-now {id}")),

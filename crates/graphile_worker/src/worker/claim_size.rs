@@ -46,16 +46,23 @@ impl ClaimSize {
 
     /// How many more jobs to claim if `in_flight` are claimed already.
     pub(crate) fn wanted(&self, concurrency: usize, in_flight: usize) -> usize {
-        let ahead = match (self.job, self.round_trip) {
-            // Twice the jobs that the slots finish during one exchange: one batch to run meanwhile, one being claimed.
-            (Some(job), Some(round_trip)) => 2.0 * concurrency as f64 * round_trip / job.max(1e-6),
-            _ => 0.0,
-        };
+        // Twice the jobs that the slots finish during one exchange: one batch to run meanwhile, one being claimed.
+        self.wanted_for(Duration::from_secs_f64(2.0 * self.round_trip.unwrap_or_default()), concurrency, in_flight)
+    }
+
+    /// The largest claim.
+    pub(crate) fn largest(&self, concurrency: usize) -> usize {
+        LARGEST_CLAIM.max(concurrency)
+    }
+
+    /// How many more jobs to claim if `in_flight` are claimed already, so that the slots are busy for this time.
+    pub(crate) fn wanted_for(&self, time: Duration, concurrency: usize, in_flight: usize) -> usize {
+        let ahead = self.job.map_or(0.0, |job| concurrency as f64 * time.as_secs_f64() / job.max(1e-6));
         let ahead = ahead.min(PREFETCH_BYTES / self.size.unwrap_or_default().max(1.0));
         let target = concurrency + (ahead as usize).min(3 * LARGEST_CLAIM);
         // The database would measure more payloads than fit.
         let that_fit = 1 + (f64::from(CLAIM_BYTES) / self.size.unwrap_or_default().max(1.0)) as usize;
-        target.saturating_sub(in_flight).min(LARGEST_CLAIM.max(concurrency)).min(that_fit)
+        target.saturating_sub(in_flight).min(self.largest(concurrency)).min(that_fit)
     }
 }
 

@@ -90,6 +90,12 @@ pub(crate) struct Lanes {
     claim_start: Mutex<ClaimStart>,
     /// Whether the last claim has found that no due job has a queue.
     no_queued_wait: AtomicBool,
+    /// The tasks whose jobs without a queue the deferred lanes claim, and not the exchanges.
+    deferred_tasks: Mutex<Arc<HashSet<Arc<str>>>>,
+    /// Until when exchanges claim those, too, because the deferred lanes have failed.
+    not_deferred_until: Mutex<Option<Instant>>,
+    /// Whether a deferred lane has lost the answer to a commit. The first lane then asks which jobs the worker holds.
+    pub(super) deferred_lost_an_answer: AtomicBool,
     /// Whether the database has no encoding (`SQL_ASCII`) and contains a text that is not UTF-8: see
     /// `allow_invalid_utf8.sql`.
     has_invalid_utf8: AtomicBool,
@@ -113,9 +119,41 @@ impl Lanes {
         self.under_way.clone().read_owned().await
     }
 
+    /// Sets the tasks whose jobs without a queue the deferred lanes claim.
+    pub(super) fn set_deferred_tasks(&self, tasks: HashSet<Arc<str>>) {
+        *self.deferred_tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
+    }
+
+    /// Lets exchanges claim the jobs of all tasks for this long.
+    pub(super) fn claim_without_deferred_lanes(&self, time: Duration) {
+        *self.not_deferred_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now().checked_add(time);
+    }
+
+    fn deferred_tasks(&self) -> Arc<HashSet<Arc<str>>> {
+        self.deferred_tasks.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The ids of the tasks whose jobs without a queue the deferred lanes claim.
+    pub(super) fn deferred_task_ids(&self) -> Vec<i32> {
+        let (tasks, deferred) = (self.tasks(), self.deferred_tasks());
+        let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));
+        tasks.ids.iter().filter(is_deferred).copied().collect()
+    }
+
+    /// Those of the tasks whose jobs without a queue an exchange claims.
+    fn not_deferred(&self, ids: &[i32]) -> Vec<i32> {
+        let (tasks, deferred) = (self.tasks(), self.deferred_tasks());
+        let not_deferred_until = *self.not_deferred_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if deferred.is_empty() || not_deferred_until.is_some_and(|until| Instant::now() < until) {
+            return ids.to_vec();
+        }
+        let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));
+        ids.iter().filter(|id| !is_deferred(id)).copied().collect()
+    }
+
     /// Whether to retry an exchange that failed with this error, because a text could not be converted between UTF-8
     /// and the database's encoding. From now on, such texts are read or written in another way.
-    fn adapt_to_encoding(&self, error: &Error) -> bool {
+    pub(super) fn adapt_to_encoding(&self, error: &Error) -> bool {
         let is_first = |flag: &AtomicBool| !flag.swap(true, Ordering::AcqRel);
         (error.has_code(&["22021"]) && is_first(&self.has_invalid_utf8))
             || (error.has_code(&["22P05"]) && is_first(&self.writes_ascii))
@@ -130,8 +168,8 @@ impl Lanes {
     }
 
     /// Notes that no answer to this report arrived.
-    fn doubt(&self, report: &Report) {
-        self.in_doubt().extend(report.ended.iter().map(|ended| ended.job.id));
+    pub(super) fn doubt<'e>(&self, ended: impl IntoIterator<Item = &'e Ended>) {
+        self.in_doubt().extend(ended.into_iter().map(|ended| ended.job.id));
     }
 
     fn claim_start(&self) -> MutexGuard<'_, ClaimStart> {
@@ -154,13 +192,15 @@ pub(crate) struct Exchange {
     pub(super) connection: Option<PgConnection>,
     pub(super) statements: Arc<Statements>,
     pub(super) shared: Arc<Shared>,
-    lanes: Arc<Lanes>,
+    pub(super) lanes: Arc<Lanes>,
     /// The worker's tasks, and when to reload their ids.
     tasks: Vec<Arc<str>>,
     load_tasks_at: Instant,
     /// When to try again to add missing task names, which an open transaction may be adding.
     ensure_at: Instant,
     jobs_wait: bool,
+    /// Whether the ids of the tasks have changed.
+    tasks_loaded: bool,
     /// Whether the answer to an exchange is missing, so that the worker may hold jobs that it does not know.
     uncertain: bool,
 }
@@ -195,6 +235,7 @@ impl Exchange {
             load_tasks_at: Instant::now(),
             ensure_at: Instant::now(),
             jobs_wait: false,
+            tasks_loaded: false,
             uncertain: false,
         };
         if let Some(mut connection) = connected_ahead
@@ -223,15 +264,26 @@ impl Exchange {
             load_tasks_at: self.load_tasks_at,
             ensure_at: self.ensure_at,
             jobs_wait: false,
+            tasks_loaded: false,
             uncertain: false,
         }
+    }
+
+    /// Creates a deferred lane, which connects on first use.
+    pub(super) fn deferred_lane(&self, name: &str, settings: &[(&'static str, &'static str)]) -> Exchange {
+        let lane = self.second_lane();
+        Exchange { session: lane.session.named(name).with(settings), ..lane }
+    }
+
+    pub(super) fn is_pooled(&self) -> bool {
+        self.session.is_pooled()
     }
 
     pub(crate) fn lanes(&self) -> Arc<Lanes> {
         self.lanes.clone()
     }
 
-    async fn connect(&mut self) -> Result<PgConnection, Error> {
+    pub(super) async fn connect(&mut self) -> Result<PgConnection, Error> {
         let context = || "connect to the database".to_owned();
         let has_invalid_utf8 = self.lanes.has_invalid_utf8.load(Ordering::Acquire);
         if has_invalid_utf8 && self.session.is_pooled() {
@@ -266,6 +318,7 @@ impl Exchange {
                 tasks.ids.push(id);
             }
         }
+        self.tasks_loaded |= tasks.ids != self.lanes.tasks().ids;
         self.lanes.set_tasks(tasks);
         let are_all_known = rows.len() == names.len();
         self.load_tasks_at = Instant::now() + if are_all_known { TASK_ID_REFRESH_INTERVAL } else { Duration::ZERO };
@@ -315,6 +368,11 @@ impl Exchange {
         self.session.fetch_all(connection, query).await
     }
 
+    /// Whether the ids of the tasks have changed since this was last called.
+    pub(crate) fn take_tasks_loaded(&mut self) -> bool {
+        std::mem::take(&mut self.tasks_loaded)
+    }
+
     /// Whether any job was waiting when the task ids were last loaded.
     pub(crate) fn jobs_wait(&self) -> bool {
         self.jobs_wait
@@ -356,7 +414,7 @@ impl Exchange {
                 Err(_) => Error::NoAnswer { after: patience }.to_string(),
             };
             self.lanes.first_lost_an_answer.store(true, Ordering::Release);
-            self.lanes.doubt(report);
+            self.lanes.doubt(&report.ended);
             self.shared.hooks.emit(FetchError, || self.shared.event(Some(error.clone()))).await;
             if !is_lost {
                 warn!(
@@ -396,10 +454,12 @@ impl Exchange {
         let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
         let mut held = None;
         let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
-        let under_way = if first_is_lost || second_is_lost {
+        let deferred_is_lost = lanes.deferred_lost_an_answer.load(Ordering::Acquire);
+        let under_way = if first_is_lost || second_is_lost || deferred_is_lost {
             let alone = lanes.under_way.clone().write_owned().await;
             second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
             self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
+            lanes.deferred_lost_an_answer.store(false, Ordering::Release);
             let (mut jobs, queues) = self.held(&mut connection).await?;
             jobs.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
             held = Some((jobs, queues));
@@ -417,7 +477,7 @@ impl Exchange {
             self.warn_of_rejected(report, answer, first_is_lost || second_is_lost);
         }
         // The held jobs are not in flight yet, so the next attempt has to ask for them again.
-        self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost);
+        self.uncertain |= exchanged.is_err() && (first_is_lost || second_is_lost || deferred_is_lost);
         Ok(Reply { answer: exchanged?, held, under_way })
     }
 
@@ -438,7 +498,7 @@ impl Exchange {
         let answer = in_time.unwrap_or(Err(Error::NoAnswer { after: patience }));
         match &answer {
             Ok(answer) => self.warn_of_rejected(report, answer, false),
-            Err(_) => self.lanes.doubt(report),
+            Err(_) => self.lanes.doubt(&report.ended),
         }
         answer
     }
@@ -532,7 +592,10 @@ impl Exchange {
     ) -> Result<Answer, Error> {
         let no_queued_wait = self.lanes.no_queued_wait.load(Ordering::Acquire);
         let is_simple = report.is_simple() && free_queues.is_empty() && request.limits.is_empty();
-        if is_simple && (no_queued_wait || request.jobs == 0) {
+        // If the deferred lanes claim the jobs of some of the tasks, the jobs of the others are claimed task by task.
+        let unqueued = self.lanes.not_deferred(&self.lanes.tasks().ids);
+        let is_one_order = unqueued.is_empty() || unqueued.len() == self.lanes.tasks().ids.len();
+        if is_simple && (request.jobs == 0 || (no_queued_wait && is_one_order)) {
             self.exchange_unqueued(connection, report, request).await
         } else {
             self.exchange_any(connection, report, free_queues, request).await
@@ -558,7 +621,7 @@ impl Exchange {
             .bind(&*self.shared.worker_id)
             .bind(done)
             .bind(done_at)
-            .bind(&self.lanes.tasks().ids)
+            .bind(self.lanes.not_deferred(&self.lanes.tasks().ids))
             .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
             .bind(start.map(|start| start.priority))
             .bind(start.map(|start| start.run_at))
@@ -599,15 +662,11 @@ impl Exchange {
         let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
         let limit = i32::try_from(request.jobs).unwrap_or(i32::MAX);
         let (task_ids, limits) = self.tasks_and_limits(request);
-        let writes_ascii = self.lanes.writes_ascii.load(Ordering::Acquire);
-        let (mut errors, mut payloads): (Vec<_>, Vec<_>) = unlocked
-            .iter()
-            .map(|(_, unlock)| (unlock.error.map(Cow::Borrowed), unlock.payload.map(Cow::Borrowed)))
-            .unzip();
-        if writes_ascii {
-            errors.iter_mut().flatten().for_each(|error| *error = ascii_text(error).into());
-            payloads.iter_mut().flatten().for_each(|payload| *payload = ascii_json(payload).into());
-        }
+        let unqueued_task_ids = self.lanes.not_deferred(&task_ids);
+        // Task by task, as if there were limits: the tasks of the deferred lanes may have a million jobs in front.
+        let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == task_ids.len();
+        let limits = limits.or_else(|| (!is_one_order).then(|| vec![None; task_ids.len()]));
+        let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
         let rows = self
             .statements
             .exchange
@@ -634,6 +693,7 @@ impl Exchange {
             .bind(CLAIM_BYTES)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
+            .bind(unqueued_task_ids)
             .fetch_all(connection)
             .await
             .context(context)?;
@@ -642,6 +702,20 @@ impl Exchange {
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
         }
         self.answer(&rows).context(context)
+    }
+
+    /// The errors and payloads to write, in characters that the database's encoding has.
+    pub(super) fn errors_and_payloads<'u, 's: 'u>(
+        &self,
+        unlocks: impl Iterator<Item = &'u Unlock<'s>>,
+    ) -> (Vec<Option<Cow<'s, str>>>, Vec<Option<Cow<'s, str>>>) {
+        let (mut errors, mut payloads): (Vec<_>, Vec<_>) =
+            unlocks.map(|unlock| (unlock.error.map(Cow::Borrowed), unlock.payload.map(Cow::Borrowed))).unzip();
+        if self.lanes.writes_ascii.load(Ordering::Acquire) {
+            errors.iter_mut().flatten().for_each(|error| *error = ascii_text(error).into());
+            payloads.iter_mut().flatten().for_each(|payload| *payload = ascii_json(payload).into());
+        }
+        (errors, payloads)
     }
 
     /// The claimed jobs, and the last row, which is about the exchange itself.
@@ -735,7 +809,7 @@ impl Exchange {
         (ids, Some(limits))
     }
 
-    fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
+    pub(super) fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
         let tasks = self.lanes.tasks();
         let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
             let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
@@ -746,7 +820,8 @@ impl Exchange {
 
     /// Whether this worker may hold jobs that it does not know.
     pub(crate) fn is_uncertain(&self) -> bool {
-        self.uncertain || self.lanes.second_lost_an_answer.load(Ordering::Acquire)
+        let lost = [&self.lanes.second_lost_an_answer, &self.lanes.deferred_lost_an_answer];
+        self.uncertain || lost.iter().any(|lost| lost.load(Ordering::Acquire))
     }
 
     /// How long until the next job is due; `Duration::MAX` if there is none. Skips jobs that were due at `claimed`, the
@@ -823,14 +898,14 @@ fn ascii_json(json: &str) -> String {
     })
 }
 
-fn seconds(run_at: NextRun) -> Option<f64> {
+pub(super) fn seconds(run_at: NextRun) -> Option<f64> {
     match run_at {
         NextRun::After(wait) => Some(wait.min(LATEST_RUN).as_secs_f64()),
         _ => None,
     }
 }
 
-fn time(run_at: NextRun) -> Option<DateTime<Utc>> {
+pub(super) fn time(run_at: NextRun) -> Option<DateTime<Utc>> {
     match run_at {
         // Within the range of PostgreSQL's timestamps.
         NextRun::At(time) => Some(time.clamp(DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + LATEST_RUN * 80)),
@@ -838,7 +913,7 @@ fn time(run_at: NextRun) -> Option<DateTime<Utc>> {
     }
 }
 
-fn attempts(attempts: Attempts) -> i32 {
+pub(super) fn attempts(attempts: Attempts) -> i32 {
     match attempts {
         Attempts::Refund => -1,
         Attempts::Charge => 0,

@@ -1,6 +1,6 @@
 //! The tasks of a source beside those in code: merged into the worker's tasks, and again whenever the source has changed.
 
-use crate::task::{TaskOptions, Tasks};
+use crate::task::{RepeatableTasks, TaskOptions, Tasks};
 use crate::task_source::OpenTaskSource;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ pub(crate) struct ExternalTasks {
     pub(super) source: Arc<dyn OpenTaskSource>,
     in_code: Tasks,
     options: HashMap<String, TaskOptions>,
+    repeatable: RepeatableTasks,
 }
 
 impl ExternalTasks {
@@ -19,8 +20,9 @@ impl ExternalTasks {
         source: Arc<dyn OpenTaskSource>,
         in_code: Tasks,
         options: HashMap<String, TaskOptions>,
+        repeatable: RepeatableTasks,
     ) -> ExternalTasks {
-        ExternalTasks { source, in_code, options }
+        ExternalTasks { source, in_code, options, repeatable }
     }
 
     /// The tasks in code, and those of the source that have other names.
@@ -31,6 +33,7 @@ impl ExternalTasks {
             if let Some(options) = self.options.get(&*task.identifier) {
                 task.options = options.clone();
             }
+            self.repeatable.mark(&mut task);
             tasks.entry(task.identifier.clone()).or_insert_with(|| Arc::new(task));
         }
         tasks

@@ -5,18 +5,26 @@
 //! jobs. The two sides meet nowhere else.
 //!
 //! Invariants, each checked by a test below or by `model/`:
-//! - A job is in at most one of `ready`, `behind`, `over_limit`, `running`, `report`, `blocked` and a report under way.
+//! - A job is in at most one of `ready`, `behind`, `over_limit`, `running`, `report`, `blocked`, a report under way, and
+//!   the `ended` and `written` of a batch.
 //! - A queue is in `queues` exactly while the worker has, or may have, an unreported job of it.
 //! - No report both releases a job of a queue and frees that queue.
+//! - The outcome of a job of an open batch goes to the batch, and that of any other job to the report (`batches`).
+
+mod batches;
+
+pub(crate) use batches::{BatchClaim, BatchEnd, Hold, LANES};
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};
+use crate::context::OpenBatch;
 use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
 use crate::task::{Task, Tasks};
 use crate::worker::execute::Outcome;
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::settle::{self, Settlement};
+use batches::Batches;
 use chrono::{DateTime, Utc};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -46,6 +54,8 @@ pub(crate) struct Inflight {
     pub(crate) exchange_due: Notify,
     /// Notified when there is enough to report or claim for the second lane to help.
     pub(crate) second_lane_due: Notify,
+    /// Notified when a batch may be due.
+    batch_due: Notify,
 }
 
 struct State {
@@ -78,6 +88,7 @@ struct State {
     poll_interval: Duration,
     /// Queues that may have no more jobs in flight.
     idle_queues: Vec<i32>,
+    batches: Batches,
     closed: bool,
 }
 
@@ -148,11 +159,13 @@ struct ClaimedJob {
     /// The number of the reply that delivered the job.
     reply: u64,
     since: Instant,
+    /// The batch in which its claim is not written yet.
+    batch: Option<Arc<OpenBatch>>,
 }
 
 impl ClaimedJob {
     fn new(job: Job, reply: u64, since: Instant) -> ClaimedJob {
-        ClaimedJob { order: (job.priority, job.run_at, job.id), job: Arc::new(job), reply, since }
+        ClaimedJob { order: (job.priority, job.run_at, job.id), job: Arc::new(job), reply, since, batch: None }
     }
 }
 
@@ -181,6 +194,8 @@ pub(crate) struct Running {
     pub(crate) job: Arc<Job>,
     pub(crate) task: Arc<Task>,
     pub(crate) cancellation: CancellationToken,
+    /// The batch in which its claim was not written when it started.
+    pub(crate) batch: Option<Arc<OpenBatch>>,
     reply: u64,
     started: Instant,
 }
@@ -221,12 +236,14 @@ impl Inflight {
                 next_claim: NextClaim::new(),
                 poll_interval,
                 idle_queues: Vec::new(),
+                batches: Batches::new(concurrency),
                 closed: false,
             }),
             start_lease,
             job_ready: Notify::new(),
             exchange_due: Notify::new(),
             second_lane_due: Notify::new(),
+            batch_due: Notify::new(),
         }
     }
 
@@ -285,11 +302,19 @@ impl Inflight {
 
     /// Records the outcome of a job for the next report. Returns its settlement.
     pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let (settlement, has_more, has_many) = {
+        let (settlement, has_more, has_many, is_reported, is_batch_due) = {
             let mut state = self.state();
-            (state.finish(running, outcome), !state.ready.is_empty(), state.has_many_to_report())
+            let reported = state.report.len();
+            let settlement = state.finish(running, outcome);
+            let is_reported = state.report.len() > reported;
+            (settlement, !state.ready.is_empty(), state.has_many_to_report(), is_reported, state.is_batch_due())
         };
-        self.exchange_due.notify_one();
+        if is_reported {
+            self.exchange_due.notify_one();
+        }
+        if is_batch_due {
+            self.batch_due.notify_one();
+        }
         if has_many {
             self.second_lane_due.notify_one();
         }
@@ -413,6 +438,12 @@ impl Inflight {
 
     /// There may be new jobs: a claim is due.
     pub(crate) fn wake_claim(&self) {
+        self.wake_exchange();
+        self.wake_batch();
+    }
+
+    /// The same for jobs that an exchange claims.
+    pub(crate) fn wake_exchange(&self) {
         self.state().next_claim.wake(Instant::now());
     }
 
@@ -456,7 +487,7 @@ impl Inflight {
         let state = self.state();
         let under_way = state.first.is_some() || state.second.is_some();
         let is_all_reported = state.report.is_empty() && state.blocked.is_empty() && state.queues.is_empty();
-        state.in_flight() == 0 && is_all_reported && !under_way
+        state.in_flight() == 0 && is_all_reported && !under_way && state.batches.are_ended()
     }
 
     /// Whether another transaction has locked a row for longer than a claim takes.
@@ -490,8 +521,9 @@ impl Inflight {
         // Lost claims must not start: another worker may claim these jobs, or this one again. Releasing a job that the
         // worker does not hold has no effect.
         let is_lost = |job: &Job| !is_held.get(&job.id).is_some_and(|held| held.is_same_claim(job));
-        if state.waiting().any(|waiting| is_lost(&waiting.job)) {
-            state.release_waiting(|waiting| is_lost(&waiting.job));
+        let is_lost_claim = |waiting: &ClaimedJob| waiting.batch.is_none() && is_lost(&waiting.job);
+        if state.waiting().any(is_lost_claim) {
+            state.release_waiting(is_lost_claim);
         }
         // The database may have the claim before it again.
         state.reclaimed.retain(|_, again| !is_lost(&again.job));
@@ -504,6 +536,7 @@ impl Inflight {
             let has_ended = ended.get(&job.id).is_some_and(|ended| ended.iter().any(|ended| ended.is_same_claim(job)));
             waiting.contains(&job.id)
                 || has_ended
+                || state.batches.has_written(job)
                 || state.running.get(&job.id).is_some_and(|of| of.job.is_same_claim(job))
         };
         let unknown: Vec<Job> = held.into_iter().filter(|job| !is_known(job)).collect();
@@ -523,9 +556,11 @@ impl Inflight {
         for running in state.running.values() {
             running.cancellation.cancel();
         }
+        state.batches.notify_changed();
         drop(state);
         self.job_ready.notify_waiters();
         self.exchange_due.notify_one();
+        self.batch_due.notify_waiters();
     }
 
     /// Ends the jobs that are still running, after their runners were stopped. Returns them.
@@ -547,7 +582,7 @@ impl State {
 
     /// Jobs that have ended and are not in a report under way.
     fn ended(&self) -> impl Iterator<Item = &Ended> {
-        self.report.iter().chain(self.blocked.iter().map(|blocked| &blocked.ended))
+        self.report.iter().chain(self.blocked.iter().map(|blocked| &blocked.ended)).chain(self.batches.ended())
     }
 
     fn in_flight(&self) -> usize {
@@ -570,7 +605,9 @@ impl State {
         }
         let claiming = |under_way: &Option<OpenExchange>| under_way.as_ref().map_or(0, |under_way| under_way.wanted);
         let being_claimed = claiming(&self.first) + claiming(&self.second);
-        self.claim_size.wanted(self.concurrency, self.in_flight() + being_claimed)
+        // A batch that waits for a slot must not keep other tasks waiting: it is over in a moment.
+        let in_flight = self.in_flight().saturating_sub(self.batches.unstarted());
+        self.claim_size.wanted(self.concurrency, in_flight + being_claimed)
     }
 
     fn has_many_to_report(&self) -> bool {
@@ -752,16 +789,23 @@ impl State {
                 job: waiting.job,
                 task,
                 cancellation: CancellationToken::new(),
+                batch: waiting.batch,
                 reply: waiting.reply,
                 started: Instant::now(),
             };
             self.running.insert(running.job.id, running.clone());
+            self.batches.started(running.batch.as_ref());
             return Some(running);
         }
     }
 
     fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
-        self.claim_size.job(running.started.elapsed());
+        let took = running.started.elapsed();
+        if running.batch.is_some() {
+            self.batches.ran(took);
+        } else {
+            self.claim_size.job(took);
+        }
         let settlement = settle::settlement(&running.job, outcome, &running.task.options);
         self.end(running, settlement.clone());
         settlement
@@ -789,7 +833,11 @@ impl State {
             // failover, the server may assign an id a second time.
             again => again,
         };
-        self.report.push(Ended { job: reported, reply, settlement, ran, tries: 0 });
+        let is_claimed_again = reply != running.reply;
+        let ended = Ended { job: reported, reply, settlement, ran, tries: 0 };
+        if let Some(ended) = self.batches.take_ended(running.batch.as_ref(), ended, is_claimed_again) {
+            self.report.push(ended);
+        }
         self.advance_queue(job);
         if let Some(another) = another {
             self.take_in(another);
@@ -846,6 +894,11 @@ impl State {
             released.push(waiting);
         }
         for waiting in released {
+            if let Some(batch) = &waiting.batch {
+                // The end of the batch frees its row.
+                self.batches.dropped(batch);
+                continue;
+            }
             if let Some(queue) = waiting.job.job_queue_id.and_then(|id| self.queues.get_mut(&id)) {
                 queue.unreported += 1;
             }

@@ -4,6 +4,7 @@
 
 pub(crate) mod claim_size;
 mod claim_start;
+mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod execute;
 mod external_tasks;

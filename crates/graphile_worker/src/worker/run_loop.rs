@@ -6,6 +6,7 @@
 //! job; `settle` decides what its outcome means.
 
 use super::Worker;
+use super::deferred::DeferredLanes;
 use super::exchange::{Exchange, Reply};
 use super::execute::{Outcome, execute};
 use super::inflight::{Inflight, Running};
@@ -25,7 +26,7 @@ use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,6 +69,8 @@ pub(super) struct RunLoop<'w> {
     runners: JoinSet<()>,
     second_lane: JoinSet<()>,
     stop_second_lane: CancellationToken,
+    /// Started once the worker has a repeatable task.
+    deferred_lanes: Option<DeferredLanes>,
     declared_dead: CancellationToken,
     /// Set once the worker is leaving: when running jobs are interrupted.
     leave_at: Option<Instant>,
@@ -116,7 +119,7 @@ impl<'w> RunLoop<'w> {
         let stop_second_lane = CancellationToken::new();
         let mut second_lane = JoinSet::new();
         second_lane.spawn(helper.run_until(stop_second_lane.clone()));
-        RunLoop {
+        let mut run_loop = RunLoop {
             worker,
             mode,
             inflight,
@@ -127,11 +130,34 @@ impl<'w> RunLoop<'w> {
             runners,
             second_lane,
             stop_second_lane,
+            deferred_lanes: None,
             declared_dead,
             leave_at: None,
             next_due: NextDue::default(),
             contended_since: None,
+        };
+        run_loop.defer_claims();
+        run_loop
+    }
+
+    /// Lets the deferred lanes claim the jobs of repeatable tasks. Not behind a pooler: their transactions would occupy its
+    /// server connections.
+    fn defer_claims(&mut self) {
+        let tasks = self.tasks.borrow().clone();
+        let deferred = tasks.values().filter(|task| task.options.defers_claims() && !self.exchange.is_pooled());
+        let mut deferred: HashSet<Arc<str>> = deferred.map(|task| task.identifier.clone()).collect();
+        if self.deferred_lanes.is_none() && !deferred.is_empty() {
+            let RunLoop { worker, exchange, inflight, .. } = &*self;
+            match DeferredLanes::start(exchange, inflight, &worker.settings, &worker.shared) {
+                Ok(lanes) => self.deferred_lanes = Some(lanes),
+                Err(error) => {
+                    warn!(label = "worker", %error, "could not start a thread: repeatable tasks run like others");
+                    deferred.clear();
+                }
+            }
         }
+        self.inflight.set_batches(!deferred.is_empty());
+        self.exchange.lanes().set_deferred_tasks(deferred);
     }
 
     /// Runs jobs until the worker leaves, then records or releases everything that is left.
@@ -186,6 +212,7 @@ impl<'w> RunLoop<'w> {
         }
         if self.tasks.has_changed().unwrap_or(false) {
             self.exchange.set_tasks(self.tasks.borrow_and_update().keys().cloned().collect());
+            self.defer_claims();
             self.inflight.wake_claim();
         }
         if self.listener.take_tasks_changed() {
@@ -252,6 +279,9 @@ impl<'w> RunLoop<'w> {
 
     /// Takes in the claimed jobs, emits the hooks of the recorded ones, and plans the next claim.
     async fn receive(&mut self, report: Report, request: ClaimRequest, reply: Reply) -> Result<Next, Error> {
+        if self.exchange.take_tasks_loaded() {
+            self.inflight.wake_batch();
+        }
         let Answer { contended, is_partial, clock, .. } = reply.answer;
         let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
@@ -299,6 +329,7 @@ impl<'w> RunLoop<'w> {
     fn is_drained(&mut self, contended: bool) -> bool {
         self.mode == Mode::Drain
             && self.inflight.is_empty()
+            && self.inflight.batches_are_drained()
             && (!contended || self.contended_since.get_or_insert_with(Instant::now).elapsed() >= CONTENTION_TIMEOUT)
     }
 
@@ -312,7 +343,7 @@ impl<'w> RunLoop<'w> {
         tokio::select! {
             () = self.inflight.exchange_due.notified() => {
                 if self.mode == Mode::Drain {
-                    self.inflight.wake_claim();
+                    self.inflight.wake_exchange();
                 }
             }
             () = self.listener.wait() => self.inflight.wake_claim(),
@@ -385,6 +416,9 @@ impl<'w> RunLoop<'w> {
             );
         }
         self.stop_second_lane().await;
+        if let Some(lanes) = self.deferred_lanes.take() {
+            lanes.stop(self.report_timeout()).await;
+        }
         let ended = match ended {
             Ok(()) => self.last_report().await,
             Err(error) => {
@@ -500,7 +534,8 @@ async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
         HookResult::Continue => {
-            let ctx = WorkerContext::new(job.clone(), running.cancellation.clone(), shared.clone());
+            let ctx =
+                WorkerContext::new(job.clone(), running.cancellation.clone(), running.batch.clone(), shared.clone());
             execute(&running.task, ctx).await
         }
         decision => Outcome::from_hook(decision),

@@ -30,7 +30,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
-use tracing::info;
+use tracing::{info, warn};
 
 /// A pool connection that was used this recently is not pinged.
 const SKIP_PING_WITHIN: Duration = Duration::from_secs(1);
@@ -45,6 +45,9 @@ impl WorkerOptions {
         let databases = Databases::new(&mut self)?;
         let (tasks, external) = self.load_tasks(&databases, &schema).await?;
         items::warn_of_unknown_tasks(&items::of_unknown_tasks(&crontabs, &tasks));
+        for name in self.repeatable_tasks.unknown(&tasks) {
+            warn!(label = "worker", task_identifier = name, "repeatable task not found");
+        }
 
         let concurrency = self.concurrency_or_default();
         let worker_id = new_worker_id(&self.recovery);
@@ -133,7 +136,8 @@ impl WorkerOptions {
             watch: self.watch,
         };
         let source = source.open(setup).await?;
-        let external = ExternalTasks::new(source.clone(), in_code, self.task_options.clone());
+        let external =
+            ExternalTasks::new(source.clone(), in_code, self.task_options.clone(), self.repeatable_tasks.clone());
         let tasks = external.all_tasks();
         if !self.watch {
             self.check_task_options(&tasks, &source.missing())?;
@@ -230,7 +234,8 @@ impl Databases {
     ) -> Result<Migration, Error> {
         let Some(direct) = &self.direct else {
             let mut connection = self.pool.acquire().await.context(|| "connect to the database".to_owned())?;
-            let migrated = migrate_for_worker(ConnectionKind::Known(is_pooled), max_wait, &mut connection, schema).await;
+            let migrated =
+                migrate_for_worker(ConnectionKind::Known(is_pooled), max_wait, &mut connection, schema).await;
             if matches!(migrated, Err(Error::ReadOnly { .. })) {
                 // A session keeps the `default_transaction_read_only` that it began with: the next attempt needs a new one.
                 let _ = connection.close().await;

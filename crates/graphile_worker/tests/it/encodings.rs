@@ -77,6 +77,12 @@ async fn a_latin1_database_is_installed_and_works() {
 
 #[tokio::test]
 async fn an_error_that_the_encoding_lacks_characters_for_is_written_in_ascii() {
+    for repeatable in [false, true] {
+        errors_are_written_in_ascii(TaskOptions::default().repeatable(repeatable)).await;
+    }
+}
+
+async fn errors_are_written_in_ascii(of_tasks: TaskOptions) {
     let db = Encoded::new("LATIN1").await;
     let utils = db.utils();
     utils.migrate().await.unwrap();
@@ -84,6 +90,9 @@ async fn an_error_that_the_encoding_lacks_characters_for_is_written_in_ascii() {
         utils.add_raw_job(task, payload, JobSpec::default()).await.unwrap();
     }
     let options = options(&db.pool)
+        .task_options("latin", of_tasks.clone())
+        .task_options("crab", of_tasks.clone())
+        .task_options("works", of_tasks)
         .define_task("latin", |_: Value, _| async { Err::<(), _>("h\u{e9}") })
         .define_task("crab", |_: Value, _| async { Err::<(), _>("a \u{1F980} \u{2026}") })
         .define_task("works", |_: Value, _| async {});
@@ -114,11 +123,13 @@ async fn without_encoding() -> Encoded {
 
 #[tokio::test]
 async fn a_payload_that_is_not_utf_8_fails_its_own_job_only() {
-    for prepared in [true, false] {
+    for (prepared, repeatable) in [(true, false), (false, false), (true, true)] {
         let db = without_encoding().await;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sees = seen.clone();
-        let options = options(&db.pool).use_prepared_statements(prepared);
+        let options = options(&db.pool)
+            .use_prepared_statements(prepared)
+            .task_options("t", TaskOptions::default().repeatable(repeatable));
         let options = options.define_task("t", move |payload: Value, _: WorkerContext| {
             sees.lock().unwrap().push(payload.to_string());
             async {}

@@ -36,6 +36,7 @@ mod races;
 mod recovery;
 mod refusals;
 mod releases;
+mod repeatable;
 mod roles;
 mod rooms;
 mod rust_port;

@@ -14,19 +14,30 @@ async fn plan(connection: &mut PgConnection) -> Vec<String> {
     let prepare = format!(
         "{SETTINGS}; deallocate all; prepare exchange(text, bigint[], timestamptz[], bigint[], timestamptz[], text[],
            float8[], timestamptz[], int[], text[], int[], int[], int, text[], timestamptz, text[], int[], float8, int[], int,
-           text[], jsonb)
+           text[], jsonb, int[])
            as {}",
         text.replace(":\"schema\"", "graphile_worker")
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     sqlx::query_scalar(
         "explain (costs off) execute exchange('w', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}',
-           '{1}', 100, null, null, '{}', null, null, '{}', 1000000, null, null)",
+           '{1}', 100, null, null, '{}', null, null, '{}', 1000000, null, null, '{1}')",
     )
     .persistent(false)
     .fetch_all(connection)
     .await
     .unwrap()
+}
+
+/// The plan of a statement of the deferred lanes, with its types and arguments.
+async fn deferred_plan(connection: &mut PgConnection, name: &str, types: &str, arguments: &str) -> Vec<String> {
+    let files = sql_files();
+    let (_, text) = files.iter().find(|(file, _)| *file == format!("{name}.sql")).expect("the file");
+    let text = text.replace(":\"schema\"", "graphile_worker");
+    let prepare = format!("{SETTINGS}; deallocate all; prepare {name}({types}) as {text}");
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
+    let explain = format!("explain (costs off) execute {name}({arguments})");
+    sqlx::query_scalar(AssertSqlSafe(explain)).persistent(false).fetch_all(connection).await.unwrap()
 }
 
 /// Each scan of a table, with the line after it, which says by what.
@@ -49,6 +60,43 @@ fn assert_uses_index(plan: &[String], when: &str) {
         let by_key = scan.contains("_pkey") && by.starts_with("Index Cond: (id = ");
         let by_place = scan.contains("Tid Scan");
         assert!(ours || by_key || by_place, "{when}: {scan}, {by}\n{plan:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_is_planned_the_same_whether_the_table_was_empty_or_full() {
+    let db = Db::installed().await;
+    let mut connection = db.connect().await;
+    for when in ["never analyzed", "empty when it was vacuumed", "full when it was vacuumed"] {
+        if when.starts_with("full") {
+            db.run("select graphile_worker.add_job('t') from generate_series(1, 2000)").await;
+        }
+        if when != "never analyzed" {
+            db.run("vacuum analyze graphile_worker._private_jobs").await;
+        }
+        for (name, types, arguments) in [
+            (
+                "deferred_claim",
+                "text, int[], int, text[], text[], jsonb, timestamptz, float8, int",
+                "'w', '{1}', 100, null, null, null, null, null, 1000000",
+            ),
+            (
+                "deferred_end",
+                "text, bigint[], bigint[], text[], float8[], timestamptz[], int[], text[], bool[], bigint[], timestamptz,
+                 timestamptz, float8, bool",
+                "'w', '{1}', '{2}', '{null}', '{null}', '{null}', '{0}', '{null}', '{f}', '{3}', now(), null, null, true",
+            ),
+            ("deferred_resume", "bigint[], timestamptz[], int[]", "'{1}', '{now}', '{1}'"),
+        ] {
+            let plan = deferred_plan(&mut connection, name, types, arguments).await;
+            let scans = scans(&plan);
+            assert!(!scans.is_empty(), "{name}: {plan:#?}");
+            for (scan, by) in scans {
+                let ours = scan.contains("using _rs_jobs_unqueued");
+                let by_key = scan.contains("_pkey") && by.starts_with("Index Cond: (id = ");
+                assert!(ours || by_key, "{name}, {when}: {scan}, {by}\n{plan:#?}");
+            }
+        }
     }
 }
 
@@ -76,7 +124,7 @@ async fn an_exchange_is_planned_the_same_whether_the_table_was_empty_or_full() {
 async fn rows_read(connection: &mut PgConnection, task_ids: &str, limits: &str) -> i64 {
     let sql = format!(
         "explain (analyze, format json) execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
-           '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null)"
+           '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null, '{task_ids}')"
     );
     let plan: serde_json::Value =
         sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(connection).await.unwrap();

@@ -2,7 +2,9 @@
 //! again to run `worker_process` alone; it writes what it ran into a file, a line a run.
 
 use crate::support::{Db, until};
-use graphile_worker::{JobSpec, RawJobSpec, TaskError, WorkerContext, WorkerOptions, WorkerShutdown, WorkerUtils};
+use graphile_worker::{
+    JobSpec, RawJobSpec, TaskError, TaskOptions, WorkerContext, WorkerOptions, WorkerShutdown, WorkerUtils,
+};
 use graphile_worker_devdb::ClusterOptions;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -76,6 +78,11 @@ async fn worker_process() {
                     .map_or(Duration::from_secs(5), |seconds| Duration::from_secs(seconds.parse().unwrap())),
             )
             .recovery_delay(Duration::ZERO);
+    }
+    if std::env::var_os("GW_TEST_REPEATABLE").is_some() {
+        for task in ["sometimes", "mortal", "poison"] {
+            options = options.task_options(task, TaskOptions::default().repeatable(true));
+        }
     }
     let worker = options
         .pg_pool(pool.clone())
@@ -163,12 +170,38 @@ fn wait_for(processes: Vec<Child>) {
     }
 }
 
+/// Whether the tasks of a process are repeatable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claims {
+    Written,
+    Deferred,
+}
+
+impl Claims {
+    fn of(self, command: &mut Command) -> &mut Command {
+        match self {
+            Claims::Written => command,
+            Claims::Deferred => command.env("GW_TEST_REPEATABLE", "1"),
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_thousand_jobs_over_four_processes_each_end_once() {
+    each_ends_once(Claims::Written).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_thousand_repeatable_jobs_over_four_processes_each_end_once_if_no_connection_is_lost() {
+    each_ends_once(Claims::Deferred).await;
+}
+
+async fn each_ends_once(claims: Claims) {
     let db = Db::installed().await;
-    let folder = Folder::new("sometimes");
+    let folder = Folder::new(&format!("sometimes-{claims:?}"));
     db.run("select count(*) from graphile_worker.add_jobs((select array_agg(('sometimes', '{}', null, null, null, null, null, null)::graphile_worker.job_spec) from generate_series(1, 100000)))").await;
-    wait_for((0..4).map(|number| start_process(db.url(), &folder.0, number)).collect());
+    let start = |number| claims.of(&mut process_command(db.url(), &folder.0, number)).spawn().unwrap();
+    wait_for((0..4).map(start).collect());
 
     let mut runs = HashSet::new();
     let mut done: HashMap<i64, u32> = HashMap::new();
@@ -498,16 +531,26 @@ async fn a_worker_whose_clock_is_an_hour_off_runs_jobs_when_they_are_due() {
     }
 }
 
-fn start_mortal(url: &str, folder: &Path, number: usize) -> Child {
-    process_command(url, folder, number).env("GW_TEST_MORTAL", "1").stderr(std::process::Stdio::null()).spawn().unwrap()
+fn start_mortal(url: &str, folder: &Path, number: usize, claims: Claims) -> Child {
+    let mut command = process_command(url, folder, number);
+    claims.of(&mut command).env("GW_TEST_MORTAL", "1").stderr(std::process::Stdio::null()).spawn().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_at_once() {
+    nothing_is_lost(Claims::Written).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_of_repeatable_tasks_that_are_killed_lose_nothing() {
+    nothing_is_lost(Claims::Deferred).await;
+}
+
+async fn nothing_is_lost(claims: Claims) {
     let db = Db::installed().await;
-    let folder = Folder::new("mortal");
+    let folder = Folder::new(&format!("mortal-{claims:?}"));
     db.run("select count(*) from graphile_worker.add_jobs((select array_agg(('mortal', '{}', case when n % 5 = 0 then 'q' || n % 50 end, null, null, null, null, null)::graphile_worker.job_spec) from generate_series(1, 10000) n))").await;
-    let mut workers: Vec<Child> = (0..4).map(|number| start_mortal(db.url(), &folder.0, number)).collect();
+    let mut workers: Vec<Child> = (0..4).map(|number| start_mortal(db.url(), &folder.0, number, claims)).collect();
     let left = "select count(*) from graphile_worker._private_jobs";
     // Whenever some hundred jobs more are done, one is killed and another takes its place.
     for (number, fewer) in (4..12).zip([9500, 9000, 8500, 8000, 7500, 7000, 6500, 6000]) {
@@ -516,7 +559,7 @@ async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_
         let victim = &mut workers[number % 4];
         victim.kill().unwrap();
         victim.wait().unwrap();
-        *victim = start_mortal(db.url(), &folder.0, number);
+        *victim = start_mortal(db.url(), &folder.0, number, claims);
     }
     wait_for(workers);
     assert_eq!(db.value(left).await, 0);
@@ -533,21 +576,32 @@ async fn workers_that_are_killed_lose_nothing_and_none_of_their_jobs_runs_twice_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_kills_its_workers_is_quarantined_and_the_others_are_completed() {
+    // Four that were refunded, then its two attempts.
+    deaths_are_counted(Claims::Written, 6).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeatable_job_that_kills_its_workers_is_quarantined_one_death_later() {
+    // The first time, its claim was not written.
+    deaths_are_counted(Claims::Deferred, 7).await;
+}
+
+async fn deaths_are_counted(claims: Claims, expected: u32) {
     let db = Db::installed().await;
-    let folder = Folder::new("poison");
+    let folder = Folder::new(&format!("poison-{claims:?}"));
     db.run("select graphile_worker.add_job('poison', max_attempts := 2, priority := -1); select graphile_worker.add_job('mortal') from generate_series(1, 200)")
         .await;
     let open = "select count(*) from graphile_worker.jobs where attempts < max_attempts or locked_by is not null";
     let mut number = 0;
     let mut deaths = 0;
     while db.value(open).await != 0 {
-        let mut worker = start_mortal(db.url(), &folder.0, number);
+        let mut worker = start_mortal(db.url(), &folder.0, number, claims);
         deaths += u32::from(!worker.wait().unwrap().success());
         number += 1;
     }
     let job = "select json_build_array(attempts, left(last_error, 24)) from graphile_worker._private_jobs";
     assert_eq!(db.value(job).await, json!([2, "Its worker has died 6 ti"]));
-    assert_eq!(deaths, 6, "four that were refunded, then its two attempts");
+    assert_eq!(deaths, expected);
     let lines = folder.lines();
     // One that had run when its worker died, and was not reported yet, runs again.
     let done: HashSet<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();

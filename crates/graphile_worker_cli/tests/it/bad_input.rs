@@ -239,6 +239,7 @@ fn help_version_completions_and_the_manual_need_no_database() {
         "--crontab",
         "-j, --jobs",
         "-m, --max-pool-size",
+        "--repeatable",
         "--poll-interval",
         "--no-prepared-statements",
         "--cleanup",

@@ -322,7 +322,8 @@ async fn settings_come_from_a_configuration_file_with_paths_relative_to_it() {
     folder.script("etc/jobs/greet", "#!/bin/sh\ncat\n");
     let text = format!(
         "connection = \"{}\"\ntasks = \"jobs\"\njobs = 3\npoll-interval = 100\nmax-pool-size = 2\nlog-format = \"json\"\n\
-         grace-period = 1\nmax-migration-wait = 2\nno-recovery = true\nno-prepared-statements = true\nwatch = false\n",
+         grace-period = 1\nmax-migration-wait = 2\nno-recovery = true\nno-prepared-statements = true\nwatch = false\n\
+         repeatable = [\"gr*\", \"other\"]\n",
         database.url()
     );
     folder.write("etc/worker.toml", &text);
@@ -330,6 +331,9 @@ async fn settings_come_from_a_configuration_file_with_paths_relative_to_it() {
     let output = folder.graphile_worker(&["--config", "etc/worker.toml", "--once"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", texts(&output).1);
     assert!(texts(&output).1.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    let unknown: Vec<String> =
+        texts(&output).1.lines().filter(|line| line.contains("repeatable task not found")).map(str::to_owned).collect();
+    assert!(unknown.len() == 1 && unknown[0].contains("other"), "{unknown:?}");
     assert_eq!(value(&database, JOBS_LEFT).await, 0);
     let text =
         folder.graphile_worker(&["--config", "etc/worker.toml", "--once", "--log-format=text"]).output().unwrap();

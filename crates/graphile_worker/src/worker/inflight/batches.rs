@@ -1,0 +1,689 @@
+//! Batches: jobs of repeatable tasks that run before their claim is written, while a transaction keeps their rows locked.
+//! Decides when a batch is due, how large it is, when it ends, and where the outcomes of its jobs go. Does not touch the
+//! database: `worker/deferred` holds the transactions.
+//!
+//! A job of a batch waits in `ready` and runs like any other. If it ends while its batch is open, its outcome belongs to
+//! the batch. If the batch ends first, its claim is written, and it is an ordinary job. Jobs that have not started by then
+//! are dropped: the commit frees them.
+
+use super::{ClaimedJob, Inflight, State};
+use crate::context::OpenBatch;
+use crate::job::Job;
+use crate::worker::claim_size::ClaimSize;
+use crate::worker::next_claim::{ClaimResult, NextClaim};
+use crate::worker::report::Ended;
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How many batches are open at the same time: one runs while another ends and claims.
+pub(crate) const LANES: usize = 2;
+
+/// How long a batch stays open at most. Others wait this long for its rows: `complete_jobs`, for example.
+const LONGEST_BATCH: Duration = Duration::from_millis(50);
+
+/// How long a batch keeps a lane from claiming at least, if slots are free. Most handlers that have started end within it,
+/// and then need no claim.
+const SHORTEST_BATCH: Duration = Duration::from_millis(2);
+
+/// How long `run_once` waits for jobs that other workers have locked.
+const CONTENTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The claim of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct BatchClaim {
+    /// Jobs whose rows are only locked: they may start.
+    pub(crate) fresh: Vec<Job>,
+    /// Jobs whose claim is written: they may start once the transaction has committed.
+    pub(crate) written: Vec<Job>,
+    /// Whether due jobs were left, because others had locked them or because they did not fit.
+    pub(crate) contended: bool,
+    /// How long until the next job is due, if it is known.
+    pub(crate) next_due: Option<Duration>,
+    pub(crate) took: Duration,
+}
+
+/// What the database has to record at the end of a batch.
+#[derive(Debug, Default)]
+pub(crate) struct BatchEnd {
+    pub(crate) ended: Vec<Ended>,
+    pub(crate) running: Vec<Arc<Job>>,
+    /// Whether some of its jobs become free for other workers.
+    pub(crate) frees: bool,
+    /// Whether claims were written when it began.
+    pub(crate) has_written: bool,
+}
+
+/// Whether a batch stays open.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    End,
+    Until(Instant),
+}
+
+pub(super) struct Batches {
+    /// Whether the worker runs repeatable tasks, and has lanes for them.
+    is_active: bool,
+    open: Vec<Batch>,
+    /// The claims under way, and how many jobs they want.
+    claims: usize,
+    claiming: usize,
+    next_claim: NextClaim,
+    claim_size: ClaimSize,
+    /// The largest batch whose jobs all start while it is open: halves its way down and doubles its way up.
+    limit: usize,
+    last_claim: LastClaim,
+}
+
+/// What the last claim says about the jobs that are due, for `run_once`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LastClaim {
+    /// Jobs have started since.
+    Outdated,
+    /// No job was due.
+    Empty,
+    /// Since this time, others have locked all due jobs.
+    Contended(Instant),
+}
+
+struct Batch {
+    batch: Arc<OpenBatch>,
+    since: Instant,
+    size: usize,
+    /// How many of its jobs wait for a slot.
+    unstarted: usize,
+    /// How many of its jobs wait or run.
+    unended: usize,
+    /// How many of its jobs were dropped before they started.
+    dropped: usize,
+    ended: Vec<Ended>,
+    written: Vec<Job>,
+}
+
+impl Batches {
+    pub(super) fn new(concurrency: usize) -> Batches {
+        Batches {
+            is_active: false,
+            open: Vec::new(),
+            claims: 0,
+            claiming: 0,
+            next_claim: NextClaim::new(),
+            claim_size: ClaimSize::default(),
+            limit: concurrency,
+            last_claim: LastClaim::Outdated,
+        }
+    }
+
+    fn find(&mut self, batch: &Arc<OpenBatch>) -> Option<&mut Batch> {
+        self.open.iter_mut().find(|open| Arc::ptr_eq(&open.batch, batch))
+    }
+
+    pub(super) fn are_ended(&self) -> bool {
+        self.open.is_empty() && self.claims == 0
+    }
+
+    fn has_idle_lane(&self) -> bool {
+        self.open.len() + self.claims < LANES
+    }
+
+    pub(super) fn unstarted(&self) -> usize {
+        self.open.iter().map(|open| open.unstarted).sum()
+    }
+
+    pub(super) fn ended(&self) -> impl Iterator<Item = &Ended> {
+        self.open.iter().flat_map(|open| &open.ended)
+    }
+
+    /// Whether the claim of the job was written at the beginning of a batch that is still open.
+    pub(super) fn has_written(&self, job: &Job) -> bool {
+        self.open
+            .iter()
+            .flat_map(|open| &open.written)
+            .any(|written| written.id == job.id && written.is_same_claim(job))
+    }
+
+    pub(super) fn notify_changed(&self) {
+        self.open.iter().for_each(|open| open.batch.changed.notify_one());
+    }
+
+    /// A job of any kind has started.
+    pub(super) fn started(&mut self, batch: Option<&Arc<OpenBatch>>) {
+        self.last_claim = LastClaim::Outdated;
+        if let Some(open) = batch.and_then(|batch| self.find(batch)) {
+            open.unstarted -= 1;
+        }
+    }
+
+    /// A job of a batch has run for this long.
+    pub(super) fn ran(&mut self, took: Duration) {
+        self.claim_size.job(took);
+    }
+
+    /// Takes the outcome of a job if its batch is open. Returns it otherwise, or if the job was claimed again meanwhile: the
+    /// outcome is then reported.
+    pub(super) fn take_ended(
+        &mut self,
+        batch: Option<&Arc<OpenBatch>>,
+        ended: Ended,
+        is_claimed_again: bool,
+    ) -> Option<Ended> {
+        let Some(open) = batch.and_then(|batch| self.find(batch)) else { return Some(ended) };
+        open.unended -= 1;
+        if open.unstarted == 0 {
+            open.batch.changed.notify_one();
+        }
+        if is_claimed_again {
+            return Some(ended);
+        }
+        open.ended.push(ended);
+        None
+    }
+
+    /// A job of the batch will not start.
+    pub(super) fn dropped(&mut self, batch: &Arc<OpenBatch>) {
+        if let Some(open) = self.find(batch) {
+            open.unstarted -= 1;
+            open.unended -= 1;
+            open.dropped += 1;
+            open.batch.changed.notify_one();
+        }
+    }
+
+    /// Learns how many jobs can start in time.
+    fn adapt(&mut self, ended: &Batch, largest: usize) {
+        let started = ended.size - ended.dropped;
+        if ended.dropped > 0 {
+            self.limit = started.max(1);
+        } else if ended.size >= self.limit && ended.since.elapsed() < LONGEST_BATCH / 2 {
+            self.limit = (self.limit * 2).min(largest);
+        }
+    }
+}
+
+impl State {
+    /// How many jobs the next batch claims.
+    fn batch_wanted(&self) -> usize {
+        let batches = &self.batches;
+        if self.closed || !batches.is_active {
+            return 0;
+        }
+        let in_flight = batches.unstarted() + self.running.len() + batches.claiming;
+        // As many as the slots can run while it is open, with a margin.
+        let size = |in_flight| {
+            batches.claim_size.wanted_for(LONGEST_BATCH / 2, self.concurrency, in_flight).min(batches.limit)
+        };
+        let wanted = size(in_flight);
+        // Not a few at a time, as long as no slot needs them.
+        let has_idle_slots = self.running.len() + self.ready.len() < self.concurrency;
+        if has_idle_slots || wanted * 2 >= size(0) { wanted } else { 0 }
+    }
+
+    /// Whether a lane should claim a batch now.
+    pub(super) fn is_batch_due(&self) -> bool {
+        let batches = &self.batches;
+        batches.is_active
+            && batches.has_idle_lane()
+            && batches.next_claim.is_due(Instant::now())
+            && self.batch_wanted() > 0
+    }
+
+    fn open_batch(&mut self, claim: BatchClaim, now: Instant) -> Arc<OpenBatch> {
+        let batch = Arc::new(OpenBatch::default());
+        self.take_new_tasks();
+        self.replies += 1;
+        self.release_claimed_again(&claim.fresh);
+        let mut open = Batch {
+            batch: batch.clone(),
+            since: now,
+            size: 0,
+            unstarted: 0,
+            unended: 0,
+            dropped: 0,
+            ended: Vec::new(),
+            written: claim.written,
+        };
+        for job in claim.fresh {
+            // A job may run here under a claim that was lost. The end of the batch frees the row.
+            if !self.running.contains_key(&job.id) && !self.closed {
+                open.size += 1;
+                let waiting = ClaimedJob::new(job, self.replies, now);
+                self.ready.push(Reverse(ClaimedJob { batch: Some(batch.clone()), ..waiting }));
+            }
+        }
+        (open.unstarted, open.unended) = (open.size, open.size);
+        self.batches.open.push(open);
+        batch
+    }
+}
+
+impl Inflight {
+    /// Turns batches on or off. Without them, exchanges claim the jobs of all tasks.
+    pub(crate) fn set_batches(&self, is_active: bool) {
+        let mut state = self.state();
+        if std::mem::replace(&mut state.batches.is_active, is_active) == is_active {
+            return;
+        }
+        state.batches.next_claim.wake(Instant::now());
+        drop(state);
+        self.batch_due.notify_one();
+    }
+
+    /// There may be new jobs of repeatable tasks.
+    pub(crate) fn wake_batch(&self) {
+        let mut state = self.state();
+        if !state.batches.is_active {
+            return;
+        }
+        state.batches.next_claim.wake(Instant::now());
+        if !state.batches.has_idle_lane() {
+            // One of them may have to end.
+            state.batches.notify_changed();
+        }
+        drop(state);
+        self.batch_due.notify_one();
+    }
+
+    /// Waits until a batch is due.
+    pub(crate) async fn batch_due(&self) {
+        loop {
+            let mut notified = std::pin::pin!(self.batch_due.notified());
+            let mut heartbeat_sent = std::pin::pin!(self.start_lease.heartbeat_sent.notified());
+            notified.as_mut().enable();
+            heartbeat_sent.as_mut().enable();
+            let may_start = self.start_lease.may_start();
+            let at = {
+                let state = self.state();
+                if may_start && state.is_batch_due() {
+                    return;
+                }
+                (may_start && state.batch_wanted() > 0).then(|| state.batches.next_claim.at())
+            };
+            let due = async {
+                match at {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = notified => {}
+                () = due => {}
+                () = heartbeat_sent, if !may_start => {}
+            }
+        }
+    }
+
+    /// Begins a batch, if one is due. Returns how many jobs to claim.
+    pub(crate) fn begin_batch(&self) -> Option<usize> {
+        let mut state = self.state();
+        if !state.is_batch_due() || !self.start_lease.may_start() {
+            return None;
+        }
+        let wanted = state.batch_wanted();
+        state.batches.next_claim.begin(Instant::now());
+        state.batches.claims += 1;
+        state.batches.claiming += wanted;
+        Some(wanted)
+    }
+
+    /// Ends a claim that failed.
+    pub(crate) fn batch_failed(&self, wanted: usize, pause: Duration) {
+        let mut state = self.state();
+        state.batches.claims -= 1;
+        state.batches.claiming -= wanted;
+        state.batches.next_claim.not_after(Instant::now() + pause);
+    }
+
+    /// Takes in the claimed jobs. Returns their batch, unless there are none.
+    pub(crate) fn open_batch(&self, wanted: usize, claim: BatchClaim) -> Option<Arc<OpenBatch>> {
+        let mut state = self.state();
+        let now = Instant::now();
+        let poll_interval = state.poll_interval;
+        let batches = &mut state.batches;
+        batches.claims -= 1;
+        batches.claiming -= wanted;
+        let got = claim.fresh.len() + claim.written.len();
+        let bytes = claim.fresh.iter().chain(&claim.written).map(|job| job.payload.get().len()).sum();
+        batches.claim_size.claimed(got, bytes);
+        batches.claim_size.round_trip(claim.took);
+        let result = ClaimResult { wanted, got, limited: false, contended: claim.contended, partial: false };
+        batches.next_claim.finish(result, now, poll_interval);
+        if let Some(due) = claim.next_due {
+            batches.next_claim.not_after(now + due.min(poll_interval));
+        }
+        batches.last_claim = match (got, claim.contended, batches.last_claim) {
+            (0, false, _) => LastClaim::Empty,
+            (0, true, LastClaim::Contended(since)) => LastClaim::Contended(since),
+            (0, true, _) => LastClaim::Contended(now),
+            _ => LastClaim::Outdated,
+        };
+        let fresh = claim.fresh.len();
+        let batch = (got > 0).then(|| state.open_batch(claim, now));
+        let is_batch_due = state.is_batch_due();
+        drop(state);
+        for _ in 0..fresh {
+            self.job_ready.notify_one();
+        }
+        if is_batch_due {
+            self.batch_due.notify_one();
+        }
+        if batch.is_none() {
+            // `run_once` may be done.
+            self.exchange_due.notify_one();
+        }
+        batch
+    }
+
+    /// Whether another batch is due when the one that is about to end has ended.
+    pub(crate) fn is_batch_due_after_this(&self) -> bool {
+        let state = self.state();
+        state.batches.next_claim.is_due(Instant::now()) && state.batch_wanted() > 0
+    }
+
+    /// Whether the batch stays open.
+    pub(crate) fn hold(&self, batch: &Arc<OpenBatch>) -> Hold {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let slots_are_idle = state.ready.is_empty() && state.running.len() < state.concurrency;
+        let all_lanes_are_busy = !state.batches.has_idle_lane();
+        let claim_at = state.batches.next_claim.at();
+        let Some(open) = state.batches.find(batch) else { return Hold::End };
+        let mut until = open.since + LONGEST_BATCH;
+        if slots_are_idle && all_lanes_are_busy {
+            until = until.min(claim_at.max(open.since + SHORTEST_BATCH));
+        }
+        if open.unended == 0 || state.closed || batch.is_claim_wanted() || until <= Instant::now() {
+            return Hold::End;
+        }
+        Hold::Until(until)
+    }
+
+    /// Begins the end of a batch: drops its jobs that have not started. Jobs that end from now on are in the next `BatchEnd`
+    /// or, if the batch has ended, in the report.
+    pub(crate) fn end_batch(&self, batch: &Arc<OpenBatch>) -> BatchEnd {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.batches.find(batch).is_some_and(|open| open.unstarted > 0) {
+            state.release_waiting(|waiting| waiting.batch.as_ref().is_some_and(|other| Arc::ptr_eq(other, batch)));
+        }
+        let is_of_batch =
+            |other: &Option<Arc<OpenBatch>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, batch));
+        let running = state.running.values().filter(|running| is_of_batch(&running.batch));
+        let running = running.map(|running| running.job.clone()).collect();
+        let Some(open) = state.batches.find(batch) else { return BatchEnd::default() };
+        BatchEnd {
+            ended: std::mem::take(&mut open.ended),
+            running,
+            frees: open.dropped > 0,
+            has_written: !open.written.is_empty(),
+        }
+    }
+
+    /// A batch has ended. If its own commit was confirmed, the jobs whose claim was written when it began may start.
+    /// Otherwise the worker finds out which jobs it holds. `unrecorded` are outcomes to be reported like those of other jobs.
+    pub(crate) fn batch_ended(&self, batch: &Arc<OpenBatch>, is_confirmed: bool, unrecorded: Vec<Ended>) {
+        let mut state = self.state();
+        let largest = state.batches.claim_size.largest(state.concurrency);
+        let position = state.batches.open.iter().position(|open| Arc::ptr_eq(&open.batch, batch));
+        let Some(mut ended) = position.map(|position| state.batches.open.swap_remove(position)) else { return };
+        state.batches.adapt(&ended, largest);
+        state.report.extend(unrecorded);
+        state.report.append(&mut ended.ended);
+        let written = if is_confirmed { std::mem::take(&mut ended.written) } else { Vec::new() };
+        let count = written.len();
+        if count > 0 {
+            state.receive(written);
+        }
+        if state.closed {
+            state.release_waiting(|_| true);
+        }
+        drop(state);
+        batch.ended.cancel();
+        for _ in 0..count {
+            self.job_ready.notify_one();
+        }
+        self.exchange_due.notify_one();
+    }
+
+    /// Whether `run_once` need not wait for jobs of repeatable tasks. Otherwise the next claim finds out.
+    pub(crate) fn batches_are_drained(&self) -> bool {
+        let mut state = self.state();
+        if !state.batches.is_active {
+            return true;
+        }
+        match state.batches.last_claim {
+            LastClaim::Empty => return state.batches.are_ended(),
+            LastClaim::Contended(since) => return since.elapsed() >= CONTENTION_TIMEOUT,
+            LastClaim::Outdated => state.batches.next_claim.wake(Instant::now()),
+        }
+        drop(state);
+        self.batch_due.notify_one();
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TaskOptions;
+    use crate::task::Task;
+    use crate::worker::execute::Outcome;
+    use crate::worker::inflight::Running;
+    use crate::worker::report::{Answer, Lane};
+    use tokio::sync::watch;
+
+    fn inflight(concurrency: usize) -> Inflight {
+        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
+        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into()));
+        let inflight = Inflight::new(tasks.subscribe(), concurrency, Duration::from_secs(2), Arc::default());
+        inflight.set_batches(true);
+        inflight
+    }
+
+    fn jobs(ids: std::ops::Range<i64>) -> Vec<Job> {
+        ids.map(Job::example).collect()
+    }
+
+    /// A batch of these jobs.
+    fn open(inflight: &Inflight, fresh: std::ops::Range<i64>, written: std::ops::Range<i64>) -> Arc<OpenBatch> {
+        inflight.wake_batch();
+        let wanted = inflight.begin_batch().expect("a batch is due");
+        let claim = BatchClaim { fresh: jobs(fresh), written: jobs(written), ..BatchClaim::default() };
+        inflight.open_batch(wanted, claim).expect("a batch")
+    }
+
+    fn start(inflight: &Inflight) -> Option<Running> {
+        inflight.state().start()
+    }
+
+    fn ids(ended: &[Ended]) -> Vec<i64> {
+        ended.iter().map(|ended| ended.job.id).collect()
+    }
+
+    fn reported(inflight: &Inflight) -> Vec<i64> {
+        let Some((report, _)) = inflight.begin(Lane::First, false) else { return Vec::new() };
+        let ids = ids(&report.ended);
+        inflight.receive(Lane::First, report, Answer::default());
+        ids
+    }
+
+    #[test]
+    fn an_outcome_belongs_to_the_batch_while_it_is_open_and_to_the_report_afterwards() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..4, 0..0);
+        let running: Vec<Running> = std::iter::from_fn(|| start(&inflight)).collect();
+        assert_eq!(running.len(), 3);
+        inflight.finished(&running[0], Outcome::Done);
+        let end = inflight.end_batch(&batch);
+        let mut still_running: Vec<i64> = end.running.iter().map(|job| job.id).collect();
+        still_running.sort_unstable();
+        assert_eq!((ids(&end.ended), still_running, end.frees), (vec![1], vec![2, 3], false));
+        // One ends while its claim is written, the other one later.
+        inflight.finished(&running[1], Outcome::Done);
+        assert!(reported(&inflight).is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(batch.ended.is_cancelled());
+        inflight.finished(&running[2], Outcome::Done);
+        assert_eq!(reported(&inflight), [2, 3]);
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn a_batch_ends_as_soon_as_all_its_jobs_have_ended() {
+        let inflight = inflight(1);
+        let batch = open(&inflight, 1..3, 0..0);
+        for id in 1..3 {
+            assert!(matches!(inflight.hold(&batch), Hold::Until(_)));
+            let running = start(&inflight).expect("a job");
+            assert_eq!(running.job.id, id);
+            inflight.finished(&running, Outcome::Done);
+        }
+        assert_eq!(inflight.hold(&batch), Hold::End);
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.running.len()), (vec![1, 2], 0));
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(inflight.is_empty() && reported(&inflight).is_empty());
+    }
+
+    #[test]
+    fn jobs_that_have_not_started_are_dropped_and_the_next_batch_is_smaller() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..5, 0..0);
+        let running = start(&inflight).expect("a job");
+        let end = inflight.end_batch(&batch);
+        assert!(end.frees && end.running.len() == 1);
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(start(&inflight).is_none());
+        inflight.finished(&running, Outcome::Done);
+        assert_eq!(reported(&inflight), [1], "to release the others changes nothing");
+        inflight.wake_batch();
+        assert_eq!(inflight.begin_batch(), Some(1));
+    }
+
+    #[test]
+    fn batches_grow_as_long_as_their_jobs_end_in_time() {
+        let inflight = inflight(2);
+        let mut sizes = Vec::new();
+        for _ in 0..4 {
+            inflight.wake_batch();
+            let wanted = inflight.begin_batch().expect("a batch is due");
+            sizes.push(wanted);
+            let fresh = jobs(0..i64::try_from(wanted).expect("a number"));
+            let batch = inflight.open_batch(wanted, BatchClaim { fresh, ..BatchClaim::default() }).expect("a batch");
+            while let Some(running) = start(&inflight) {
+                inflight.finished(&running, Outcome::Done);
+            }
+            inflight.end_batch(&batch);
+            inflight.batch_ended(&batch, true, Vec::new());
+        }
+        assert_eq!(sizes, [2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn jobs_whose_claim_is_written_start_once_the_batch_has_committed() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 0..0, 1..3);
+        assert_eq!(inflight.hold(&batch), Hold::End, "no job keeps it open");
+        assert!(start(&inflight).is_none());
+        assert!(inflight.end_batch(&batch).has_written);
+        inflight.batch_ended(&batch, true, Vec::new());
+        while let Some(running) = start(&inflight) {
+            inflight.finished(&running, Outcome::Done);
+        }
+        assert_eq!(reported(&inflight), [1, 2]);
+    }
+
+    #[test]
+    fn after_a_lost_commit_the_worker_asks_which_jobs_it_holds() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..2, 2..3);
+        let running = start(&inflight).expect("a job");
+        let end = inflight.end_batch(&batch);
+        assert_eq!(end.running.len(), 1);
+        // The connection is lost. Meanwhile the job ends, and the first lane sees the claim that was written.
+        inflight.finished(&running, Outcome::Done);
+        inflight.reconcile(jobs(2..3), &[]);
+        assert!(start(&inflight).is_none(), "its batch is not over");
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.running.len()), (vec![1], 0));
+        inflight.batch_ended(&batch, false, end.ended);
+        assert_eq!(reported(&inflight), [1], "it may have been recorded, or be an ordinary job");
+        assert!(start(&inflight).is_none() && inflight.is_empty());
+        inflight.reconcile(jobs(2..3), &[]);
+        assert_eq!(start(&inflight).map(|running| running.job.id), Some(2));
+    }
+
+    #[test]
+    fn a_job_of_a_lost_batch_that_is_claimed_again_is_reported_under_its_new_claim() {
+        let inflight = inflight(4);
+        let batch = open(&inflight, 1..2, 0..0);
+        let running = start(&inflight).expect("a job");
+        inflight.wake_exchange();
+        let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
+        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        assert!(start(&inflight).is_none(), "it runs already");
+        inflight.finished(&running, Outcome::Done);
+        assert!(inflight.end_batch(&batch).ended.is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert_eq!(reported(&inflight), [1]);
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn two_batches_are_open_at_most_and_one_ends_early_if_slots_would_be_idle() {
+        let inflight = inflight(4);
+        let first = open(&inflight, 1..3, 0..0);
+        let _slow = [start(&inflight), start(&inflight)];
+        let second = open(&inflight, 3..4, 0..0);
+        let _slow_too = start(&inflight);
+        assert!(matches!(inflight.hold(&first), Hold::Until(_)), "no claim is due");
+        inflight.wake_batch();
+        assert_eq!(inflight.begin_batch(), None, "both lanes are busy");
+        std::thread::sleep(SHORTEST_BATCH);
+        assert_eq!((inflight.hold(&first), inflight.hold(&second)), (Hold::End, Hold::End));
+    }
+
+    #[test]
+    fn a_stopping_worker_drops_the_jobs_of_a_batch_and_ends_it() {
+        let inflight = inflight(1);
+        let batch = open(&inflight, 1..4, 0..0);
+        let running = start(&inflight).expect("a job");
+        inflight.close();
+        assert_eq!(inflight.hold(&batch), Hold::End);
+        inflight.finished(&running, Outcome::Done);
+        let end = inflight.end_batch(&batch);
+        assert_eq!((ids(&end.ended), end.frees), (vec![1], true));
+        assert!(reported(&inflight).is_empty() && !inflight.is_empty());
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(inflight.is_empty() && inflight.begin_batch().is_none());
+    }
+
+    #[test]
+    fn a_waiting_batch_does_not_keep_exchanges_from_claiming() {
+        let inflight = inflight(4);
+        let _batch = open(&inflight, 1..5, 0..0);
+        inflight.wake_exchange();
+        let (_, wanted) = inflight.begin(Lane::First, false).expect("a claim");
+        assert_eq!(wanted, 4);
+    }
+
+    #[test]
+    fn run_once_ends_when_a_claim_has_found_nothing_since_the_last_job_started() {
+        let inflight = inflight(4);
+        assert!(!inflight.batches_are_drained());
+        let claim = |claim| {
+            let wanted = inflight.begin_batch().expect("a claim is due");
+            inflight.open_batch(wanted, claim)
+        };
+        assert!(claim(BatchClaim::default()).is_none());
+        assert!(inflight.batches_are_drained());
+        inflight.wake_batch();
+        let batch = claim(BatchClaim { fresh: jobs(1..2), ..BatchClaim::default() }).expect("a batch");
+        let running = start(&inflight).expect("a job");
+        inflight.finished(&running, Outcome::Done);
+        inflight.end_batch(&batch);
+        inflight.batch_ended(&batch, true, Vec::new());
+        assert!(!inflight.batches_are_drained(), "it may have added a job");
+        assert!(claim(BatchClaim { contended: true, ..BatchClaim::default() }).is_none());
+        assert!(!inflight.batches_are_drained(), "another worker may free it");
+    }
+}
