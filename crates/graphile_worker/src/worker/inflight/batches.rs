@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(crate) const LANES: usize = 2;
 
 /// How long a batch stays open at most. Others wait this long for its rows: `complete_jobs`, for example.
-const LONGEST_BATCH: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_BATCH: Duration = Duration::from_millis(50);
 
 /// How long a batch keeps a lane from claiming at least, if slots are free. Most handlers that have started end within it,
 /// and then need no claim.
@@ -64,6 +64,8 @@ pub(crate) enum Hold {
 pub(super) struct Batches {
     /// Whether the worker runs repeatable tasks, and has lanes for them.
     is_active: bool,
+    /// `LONGEST_BATCH`, except in tests.
+    longest: Duration,
     open: Vec<Batch>,
     /// The claims under way, and how many jobs they want.
     claims: usize,
@@ -108,6 +110,7 @@ impl Batches {
     pub(super) fn new(concurrency: usize) -> Batches {
         Batches {
             is_active: false,
+            longest: LONGEST_BATCH,
             open: Vec::new(),
             claims: 0,
             claiming: 0,
@@ -262,6 +265,10 @@ impl State {
 }
 
 impl Inflight {
+    pub(crate) fn set_longest_batch(&self, longest: Duration) {
+        self.state().batches.longest = longest;
+    }
+
     /// Turns batches on or off. Without them, exchanges claim the jobs of all tasks.
     pub(crate) fn set_batches(&self, is_active: bool) {
         let mut state = self.state();
@@ -337,6 +344,8 @@ impl Inflight {
         let mut state = self.state();
         state.batches.claims -= 1;
         state.batches.claiming -= wanted;
+        // After a pause, exchanges claim the jobs of all tasks.
+        state.batches.last_claim = if pause.is_zero() { LastClaim::Outdated } else { LastClaim::Empty };
         state.batches.next_claim.not_after(Instant::now() + pause);
     }
 
@@ -395,8 +404,9 @@ impl Inflight {
         let slots_are_idle = state.ready.is_empty() && state.running.len() < state.concurrency;
         let all_lanes_are_busy = !state.batches.has_idle_lane();
         let claim_at = state.batches.next_claim.at();
+        let longest = state.batches.longest;
         let Some(open) = state.batches.find(batch) else { return Hold::End };
-        let mut until = open.since + LONGEST_BATCH;
+        let mut until = open.since + longest;
         if slots_are_idle && all_lanes_are_busy {
             until = until.min(claim_at.max(open.since + SHORTEST_BATCH));
         }
