@@ -79,6 +79,7 @@ pub struct WorkerOptions {
     pub(crate) max_migration_wait: Duration,
     pub(crate) startup_timeout: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
+    pub(crate) longest_batch: Option<Duration>,
 }
 
 /// With a shorter timeout, the worker would replace the connections of a server that is only busy.
@@ -130,6 +131,7 @@ impl Default for WorkerOptions {
             max_migration_wait: upgrade::DEFAULT_MIGRATION_WAIT,
             startup_timeout: Duration::from_secs(30),
             keep_locks_fresh_after: Duration::from_secs(60 * 60),
+            longest_batch: None,
         }
     }
 }
@@ -590,6 +592,13 @@ impl WorkerOptions {
     #[doc(hidden)]
     pub fn keep_locks_fresh_after(mut self, duration: Duration) -> WorkerOptions {
         self.keep_locks_fresh_after = duration;
+        self
+    }
+
+    /// How long jobs of repeatable tasks run at most before their claim is written (default: 50 milliseconds). For tests.
+    #[doc(hidden)]
+    pub fn longest_batch(mut self, duration: Duration) -> WorkerOptions {
+        self.longest_batch = Some(duration);
         self
     }
 }

@@ -52,7 +52,7 @@ with clock as (
   update :"schema"._private_jobs as jobs
   set locked_at = $11::timestamptz, locked_by = $1, attempts = jobs.attempts + 1
   where jobs.id = any (array(
-    select running.id from unnest($10::bigint[]) as running (id)
+    select running.id from pg_catalog.unnest($10::bigint[]) as running (id)
     where $13 is null or exists (select from alive where running.id is not null)
   ))
   returning jobs.id

@@ -9,5 +9,4 @@ select jobs.id
 from unnest($1::bigint[], $2::timestamptz[], $3::int[]) as claimed (id, updated_at, attempts)
 join :"schema"._private_jobs as jobs on jobs.id = any (array[claimed.id])
 where jobs.locked_at is null and jobs.updated_at = claimed.updated_at and jobs.attempts + 1 = claimed.attempts
-  and jobs.key is null
 for update of jobs skip locked;

@@ -8,7 +8,7 @@
 //! Not here: `inflight/batches` decides when a batch is due, how large it is, and when it ends.
 
 use super::claim_size::CLAIM_BYTES;
-use super::exchange::{Exchange, attempts, seconds, time};
+use super::exchange::{Exchange, Lanes, attempts, seconds, time};
 use super::inflight::{BatchClaim, BatchEnd, Hold, Inflight, LANES};
 use super::report::{Ended, Report};
 use super::settings::Settings;
@@ -81,10 +81,12 @@ impl DeferredLanes {
             })
             .collect();
         let (stopped, aborted, has_ended) = (stop.clone(), abort.clone(), ended.clone().drop_guard());
+        let fallback = Fallback { lanes: first_lane.lanes(), inflight: inflight.clone() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // Linux shows at most 15 characters of a thread's name.
         std::thread::Builder::new().name("gw-deferred".to_owned()).spawn(move || {
             let _has_ended = has_ended;
+            let _fallback = fallback;
             runtime.block_on(async move {
                 let running =
                     futures_util::future::join_all(lanes.into_iter().map(|lane| lane.run_until(stopped.clone())));
@@ -103,6 +105,19 @@ impl DeferredLanes {
     pub(super) async fn stop(self, timeout: Duration) {
         self.stop.cancel();
         let _ = tokio::time::timeout(timeout, self.ended.cancelled()).await;
+    }
+}
+
+/// When the thread ends, for whatever reason, exchanges claim the jobs of all tasks.
+struct Fallback {
+    lanes: Arc<Lanes>,
+    inflight: Arc<Inflight>,
+}
+
+impl Drop for Fallback {
+    fn drop(&mut self) {
+        self.inflight.set_batches(false);
+        self.lanes.set_deferred_tasks(HashSet::new());
     }
 }
 
@@ -154,7 +169,7 @@ impl Lane {
                     self.end(&batch).await;
                 }
                 Err(error) => {
-                    let repeats = error.is_contention() || self.exchange.lanes.adapt_to_encoding(&error);
+                    let repeats = error.is_contention() || self.exchange.adapt_to_encoding(&error);
                     self.inflight.batch_failed(wanted, if repeats { Duration::ZERO } else { FAILURE_PAUSE });
                     if repeats {
                         continue;
@@ -296,7 +311,7 @@ impl Lane {
             return self.ended(batch, end, Vec::new(), true);
         };
         let has_written = end.has_written;
-        if !self.exchange.lanes.adapt_to_encoding(&error) {
+        if !self.exchange.adapt_to_encoding(&error) {
             self.report_lost(&error);
         }
         let mut pauses = RECONNECT_PAUSES;
@@ -315,7 +330,7 @@ impl Lane {
                     return self.inflight.wake_claim();
                 }
                 Err(error) => {
-                    self.exchange.lanes.adapt_to_encoding(&error);
+                    self.exchange.adapt_to_encoding(&error);
                     debug!(label = "worker", error = error.to_string_with_sources(), "could not end a batch; retrying");
                     tokio::time::sleep(pauses.next()).await;
                     let more = self.inflight.end_batch(batch);

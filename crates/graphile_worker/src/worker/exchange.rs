@@ -151,14 +151,6 @@ impl Lanes {
         ids.iter().filter(|id| !is_deferred(id)).copied().collect()
     }
 
-    /// Whether to retry an exchange that failed with this error, because a text could not be converted between UTF-8
-    /// and the database's encoding. From now on, such texts are read or written in another way.
-    pub(super) fn adapt_to_encoding(&self, error: &Error) -> bool {
-        let is_first = |flag: &AtomicBool| !flag.swap(true, Ordering::AcqRel);
-        (error.has_code(&["22021"]) && is_first(&self.has_invalid_utf8))
-            || (error.has_code(&["22P05"]) && is_first(&self.writes_ascii))
-    }
-
     fn committing(&self) -> MutexGuard<'_, HashSet<i64>> {
         self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,6 +193,8 @@ pub(crate) struct Exchange {
     jobs_wait: bool,
     /// Whether the ids of the tasks have changed.
     tasks_loaded: bool,
+    /// Whether this lane has retried because of each of two problems with encodings.
+    adapted: [bool; 2],
     /// Whether the answer to an exchange is missing, so that the worker may hold jobs that it does not know.
     uncertain: bool,
 }
@@ -236,6 +230,7 @@ impl Exchange {
             ensure_at: Instant::now(),
             jobs_wait: false,
             tasks_loaded: false,
+            adapted: [false; 2],
             uncertain: false,
         };
         if let Some(mut connection) = connected_ahead
@@ -265,6 +260,7 @@ impl Exchange {
             ensure_at: self.ensure_at,
             jobs_wait: false,
             tasks_loaded: false,
+            adapted: [false; 2],
             uncertain: false,
         }
     }
@@ -401,7 +397,7 @@ impl Exchange {
                     );
                     continue;
                 }
-                Ok(Err(error)) if self.lanes.adapt_to_encoding(&error) => {
+                Ok(Err(error)) if self.adapt_to_encoding(&error) => {
                     debug!(
                         label = "worker",
                         error = error.to_string_with_sources(),
@@ -427,6 +423,17 @@ impl Exchange {
             }
             tokio::time::sleep(pauses.next()).await;
         }
+    }
+
+    /// Whether to retry after this error, because a text could not be converted between UTF-8 and the database's encoding.
+    /// From now on, such texts are read or written in another way. Once for each lane: another one may have found out first.
+    pub(super) fn adapt_to_encoding(&mut self, error: &Error) -> bool {
+        let ways = [("22021", &self.lanes.has_invalid_utf8), ("22P05", &self.lanes.writes_ascii)];
+        let found = ways.into_iter().zip(&mut self.adapted).find(|((code, _), _)| error.has_code(&[code]));
+        found.is_some_and(|((_, way), adapted)| {
+            way.store(true, Ordering::Release);
+            !std::mem::replace(adapted, true)
+        })
     }
 
     /// How long an exchange may take, including a reconnect if the connection is lost.

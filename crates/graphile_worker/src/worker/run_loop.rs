@@ -106,6 +106,7 @@ impl<'w> RunLoop<'w> {
         exchange.set_tasks(tasks.borrow_and_update().keys().cloned().collect());
         let Settings { concurrency, poll_interval, .. } = *worker.settings;
         let inflight = Arc::new(Inflight::new(worker.tasks.subscribe(), concurrency, poll_interval, start_lease));
+        inflight.set_longest_batch(worker.settings.longest_batch);
         let mut runners = JoinSet::new();
         for _ in 0..concurrency {
             runners.spawn(run_jobs(inflight.clone(), worker.shared.clone()));

@@ -23,6 +23,7 @@ pub(crate) struct Settings {
     pub(crate) interrupted_job_retry_delay: Duration,
     pub(crate) startup_timeout: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
+    pub(crate) longest_batch: Duration,
     pub(crate) cron_clock: Clock,
     /// Whether the crontab file may define recurring jobs later, even if there are none now.
     pub(crate) crontab_may_change: bool,

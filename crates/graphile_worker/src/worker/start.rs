@@ -4,6 +4,7 @@
 use super::Worker;
 use super::exchange::Exchange;
 use super::external_tasks::ExternalTasks;
+use super::inflight::LONGEST_BATCH;
 use super::listener::ListenOn;
 use super::settings::{Settings, new_worker_id};
 use super::startup::Startup;
@@ -83,6 +84,7 @@ impl WorkerOptions {
                 interrupted_job_retry_delay: self.interrupted_job_retry_delay,
                 startup_timeout: self.startup_timeout,
                 keep_locks_fresh_after: self.keep_locks_fresh_after,
+                longest_batch: self.longest_batch.unwrap_or(LONGEST_BATCH),
                 cron_clock: match self.cron_clock {
                     Some(clock) => Clock::Test(clock),
                     None if self.use_local_time => Clock::Local,

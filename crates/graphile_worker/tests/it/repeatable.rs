@@ -1,7 +1,7 @@
 //! Repeatable tasks: their jobs run before their claim is written, while a transaction keeps their rows locked.
 
 use crate::support::{Db, Started, until};
-use crate::worker_support::{Held, options, until_no_jobs, until_true, until_worker_listens, utils};
+use crate::worker_support::{Held, NEVER, options, until_no_jobs, until_true, until_worker_listens, utils};
 use graphile_worker::{
     JobComplete, JobEventContext, JobFilter, JobSpec, JobState, RawJobSpec, RescheduleJobOptions, TaskError,
     TaskOptions, TaskOutcome, WorkerContext, WorkerOptions,
@@ -26,6 +26,11 @@ where
     R: graphile_worker::IntoTaskHandlerResult,
 {
     options(db).define_task("t", function).task_options("t", repeatable())
+}
+
+/// Batches end only with their jobs, however slow the machine is.
+fn in_long_batches(options: WorkerOptions) -> WorkerOptions {
+    options.longest_batch(NEVER)
 }
 
 async fn run_once(options: WorkerOptions) {
@@ -61,7 +66,7 @@ async fn a_short_job_runs_without_a_written_claim() {
     let lane =
         "select application_name from pg_stat_activity where datname = current_database() and backend_xid is not null
                   and state = 'idle in transaction'";
-    run_once(with_t(&db, move |payload, ctx| {
+    run_once(in_long_batches(with_t(&db, move |payload, ctx| {
         let sender = sender.clone();
         async move {
             // The row as others see it while the job runs, and what the job itself sees.
@@ -71,7 +76,7 @@ async fn a_short_job_runs_without_a_written_claim() {
             let job = ctx.job().clone();
             sender.send((payload, row, lane, job, ctx.worker_id().to_owned())).unwrap();
         }
-    }))
+    })))
     .await;
     let (payload, row, lane, job, worker_id) = seen.recv().await.unwrap();
     assert_eq!(payload, json!({"n": 1}));
@@ -241,7 +246,7 @@ async fn jobs_with_a_key_or_a_queue_and_jobs_that_failed_before_are_claimed_with
     )
     .await;
     let (sender, mut seen) = mpsc::unbounded_channel();
-    run_once(with_t(&db, move |payload, ctx| {
+    run_once(in_long_batches(with_t(&db, move |payload, ctx| {
         let sender = sender.clone();
         async move {
             let query = "select locked_by = $1 and locked_at = $2 from graphile_worker._private_jobs where id = $3";
@@ -249,7 +254,7 @@ async fn jobs_with_a_key_or_a_queue_and_jobs_that_failed_before_are_claimed_with
             let is_written = query.bind(ctx.job().locked_at).bind(ctx.job().id).fetch_one(ctx.pg_pool()).await.unwrap();
             sender.send((payload, ctx.job().attempts, is_written == Some(true))).unwrap();
         }
-    }))
+    })))
     .await;
     let mut ran = Vec::new();
     while let Some(run) = seen.recv().await {
@@ -619,7 +624,7 @@ async fn list_stats_and_why_say_that_such_a_job_runs() {
     let db = Db::installed().await;
     db.run("select graphile_worker.add_job('t') from generate_series(1, 2)").await;
     let (sender, mut seen) = mpsc::unbounded_channel();
-    run_once(
+    run_once(in_long_batches(
         with_t(&db, move |_, ctx| {
             let sender = sender.clone();
             async move {
@@ -631,7 +636,7 @@ async fn list_stats_and_why_say_that_such_a_job_runs() {
             }
         })
         .concurrency(1),
-    )
+    ))
     .await;
     let (id, worker_id, jobs, stats, why) = seen.recv().await.unwrap();
     assert_eq!(jobs[0].id, id);
@@ -661,7 +666,7 @@ async fn tasks_are_repeatable_by_name_too() {
         });
     }
     drop(sender);
-    run_once(options).await;
+    run_once(in_long_batches(options)).await;
     let mut ran = [seen.recv().await.unwrap(), seen.recv().await.unwrap()];
     ran.sort();
     assert_eq!(ran, [("other".to_owned(), true), ("report/a".to_owned(), false)]);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(crate) const LANES: usize = 2;
 
 /// How long a batch stays open at most. Others wait this long for its rows: `complete_jobs`, for example.
-const LONGEST_BATCH: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_BATCH: Duration = Duration::from_millis(50);
 
 /// How long a batch keeps a lane from claiming at least, if slots are free. Most handlers that have started end within it,
 /// and then need no claim.
@@ -64,6 +64,8 @@ pub(crate) enum Hold {
 pub(super) struct Batches {
     /// Whether the worker runs repeatable tasks, and has lanes for them.
     is_active: bool,
+    /// `LONGEST_BATCH`, except in tests.
+    longest: Duration,
     open: Vec<Batch>,
     /// The claims under way, and how many jobs they want.
     claims: usize,
@@ -73,17 +75,21 @@ pub(super) struct Batches {
     /// The largest batch whose jobs all start while it is open: halves its way down and doubles its way up.
     limit: usize,
     last_claim: LastClaim,
+    /// Since when others have locked all due jobs.
+    contended_since: Option<Instant>,
 }
 
 /// What the last claim says about the jobs that are due, for `run_once`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastClaim {
-    /// Jobs have started since.
+    /// Nothing: jobs were running when it began, and may have added others, or have started since.
     Outdated,
+    /// It is under way.
+    Begun,
     /// No job was due.
     Empty,
-    /// Since this time, others have locked all due jobs.
-    Contended(Instant),
+    /// Others have locked all due jobs.
+    Contended,
 }
 
 struct Batch {
@@ -104,6 +110,7 @@ impl Batches {
     pub(super) fn new(concurrency: usize) -> Batches {
         Batches {
             is_active: false,
+            longest: LONGEST_BATCH,
             open: Vec::new(),
             claims: 0,
             claiming: 0,
@@ -111,6 +118,7 @@ impl Batches {
             claim_size: ClaimSize::default(),
             limit: concurrency,
             last_claim: LastClaim::Outdated,
+            contended_since: None,
         }
     }
 
@@ -257,6 +265,10 @@ impl State {
 }
 
 impl Inflight {
+    pub(crate) fn set_longest_batch(&self, longest: Duration) {
+        self.state().batches.longest = longest;
+    }
+
     /// Turns batches on or off. Without them, exchanges claim the jobs of all tasks.
     pub(crate) fn set_batches(&self, is_active: bool) {
         let mut state = self.state();
@@ -320,6 +332,8 @@ impl Inflight {
         }
         let wanted = state.batch_wanted();
         state.batches.next_claim.begin(Instant::now());
+        let is_idle = state.running.is_empty();
+        state.batches.last_claim = if is_idle { LastClaim::Begun } else { LastClaim::Outdated };
         state.batches.claims += 1;
         state.batches.claiming += wanted;
         Some(wanted)
@@ -330,6 +344,8 @@ impl Inflight {
         let mut state = self.state();
         state.batches.claims -= 1;
         state.batches.claiming -= wanted;
+        // After a pause, exchanges claim the jobs of all tasks.
+        state.batches.last_claim = if pause.is_zero() { LastClaim::Outdated } else { LastClaim::Empty };
         state.batches.next_claim.not_after(Instant::now() + pause);
     }
 
@@ -350,11 +366,13 @@ impl Inflight {
         if let Some(due) = claim.next_due {
             batches.next_claim.not_after(now + due.min(poll_interval));
         }
-        batches.last_claim = match (got, claim.contended, batches.last_claim) {
-            (0, false, _) => LastClaim::Empty,
-            (0, true, LastClaim::Contended(since)) => LastClaim::Contended(since),
-            (0, true, _) => LastClaim::Contended(now),
-            _ => LastClaim::Outdated,
+        let is_contended = got == 0 && claim.contended;
+        batches.contended_since = is_contended.then(|| batches.contended_since.unwrap_or(now));
+        batches.last_claim = match batches.last_claim {
+            LastClaim::Outdated => LastClaim::Outdated,
+            _ if got > 0 => LastClaim::Outdated,
+            _ if is_contended => LastClaim::Contended,
+            _ => LastClaim::Empty,
         };
         let fresh = claim.fresh.len();
         let batch = (got > 0).then(|| state.open_batch(claim, now));
@@ -386,8 +404,9 @@ impl Inflight {
         let slots_are_idle = state.ready.is_empty() && state.running.len() < state.concurrency;
         let all_lanes_are_busy = !state.batches.has_idle_lane();
         let claim_at = state.batches.next_claim.at();
+        let longest = state.batches.longest;
         let Some(open) = state.batches.find(batch) else { return Hold::End };
-        let mut until = open.since + LONGEST_BATCH;
+        let mut until = open.since + longest;
         if slots_are_idle && all_lanes_are_busy {
             until = until.min(claim_at.max(open.since + SHORTEST_BATCH));
         }
@@ -451,8 +470,11 @@ impl Inflight {
             return true;
         }
         match state.batches.last_claim {
+            LastClaim::Begun => return false,
             LastClaim::Empty => return state.batches.are_ended(),
-            LastClaim::Contended(since) => return since.elapsed() >= CONTENTION_TIMEOUT,
+            LastClaim::Contended => {
+                return state.batches.contended_since.is_some_and(|since| since.elapsed() >= CONTENTION_TIMEOUT);
+            }
             LastClaim::Outdated => state.batches.next_claim.wake(Instant::now()),
         }
         drop(state);
@@ -685,5 +707,24 @@ mod tests {
         assert!(!inflight.batches_are_drained(), "it may have added a job");
         assert!(claim(BatchClaim { contended: true, ..BatchClaim::default() }).is_none());
         assert!(!inflight.batches_are_drained(), "another worker may free it");
+    }
+
+    #[test]
+    fn a_claim_that_began_while_a_job_ran_does_not_end_run_once() {
+        let inflight = inflight(4);
+        inflight.wake_exchange();
+        let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
+        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        let running = start(&inflight).expect("a job");
+        let wanted = inflight.begin_batch().expect("a claim is due");
+        // The job adds another one, which the claim does not see.
+        inflight.finished(&running, Outcome::Done);
+        assert!(inflight.open_batch(wanted, BatchClaim::default()).is_none());
+        assert_eq!(reported(&inflight), [1]);
+        assert!(!inflight.batches_are_drained());
+        let wanted = inflight.begin_batch().expect("the next claim is due");
+        assert!(!inflight.batches_are_drained(), "it is under way");
+        inflight.open_batch(wanted, BatchClaim::default());
+        assert!(inflight.batches_are_drained());
     }
 }
