@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 71] = [
+const OURS: [&str; 75] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -87,6 +87,7 @@ const OURS: [&str; 71] = [
     "function _rs_job_names",
     "function _rs_job_problem",
     "function _rs_job_queue_id",
+    "function _rs_job_queue_ids",
     "function _rs_json_arrays_joined",
     "function _rs_keep_used_queue",
     "function _rs_keep_used_task",
@@ -94,13 +95,16 @@ const OURS: [&str; 71] = [
     "function _rs_may_administer",
     "function _rs_name_bucket",
     "function _rs_next_job_id",
+    "function _rs_next_job_ids",
     "function _rs_notify_deleted_tasks",
     "function _rs_notify_jobs",
     "function _rs_put_keyed_job",
+    "function _rs_put_keyed_jobs",
     "function _rs_recover_jobs",
     "function _rs_sweep_lock",
     "function _rs_sweep_stale_workers",
     "function _rs_task_id",
+    "function _rs_task_ids",
     "function _rs_verify_name",
     "index graphile_worker._rs_additions_pkey",
     "index graphile_worker._rs_crontab_items_pkey",

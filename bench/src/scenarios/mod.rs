@@ -1,5 +1,6 @@
 //! The scenarios, one file each, and what they share: the server, turns, and common figures.
 
+mod add_jobs_sql;
 mod adds;
 mod bulk_add;
 mod churn;
@@ -47,6 +48,8 @@ pub(crate) enum Scenario {
     Growth,
     /// 32 concurrent single adds
     Adds,
+    /// Adding jobs from SQL, compared with Node's functions
+    AddJobsSql,
     /// Start and stop on an empty queue
     StartStop,
     /// Peak memory while draining a million jobs
@@ -84,6 +87,7 @@ impl Scenario {
             Scenario::Queues => queues::measure(bench).await,
             Scenario::Growth => growth::measure(bench).await,
             Scenario::Adds => adds::measure(bench).await,
+            Scenario::AddJobsSql => add_jobs_sql::measure(bench).await,
             Scenario::StartStop => start_stop::measure(bench).await,
             Scenario::Memory => memory::measure(bench).await,
             Scenario::Payloads => payloads::measure(bench).await,

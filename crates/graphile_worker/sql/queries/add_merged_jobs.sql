@@ -5,10 +5,12 @@
 with names as materialized (
   select * from :"schema"._rs_known_names($1::pg_catalog.text[], $3::pg_catalog.text[])
 ), known as materialized (
-  select spec.*, tasks.id as task_id, job_queues.id as job_queue_id, :"schema"._rs_next_job_id() as id
+  select spec.*, tasks.id as task_id, job_queues.id as job_queue_id
   from
-    unnest($1::pg_catalog.text[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.timestamptz[], $5::pg_catalog.int2[], $6::pg_catalog.int2[], $7::pg_catalog.text[]) with ordinality
-      as spec (identifier, payload, queue_name, run_at, max_attempts, priority, flags, position)
+    unnest(
+      $1::pg_catalog.text[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.timestamptz[], $5::pg_catalog.int2[], $6::pg_catalog.int2[], $7::pg_catalog.text[],
+      :"schema"._rs_next_job_ids(pg_catalog.cardinality($1::pg_catalog.text[]))
+    ) with ordinality as spec (identifier, payload, queue_name, run_at, max_attempts, priority, flags, id, position)
     join names as tasks on tasks.kind operator(pg_catalog.=) 'task' and tasks.name operator(pg_catalog.=) spec.identifier
     left join names as job_queues on job_queues.kind operator(pg_catalog.=) 'queue'
       and job_queues.name operator(pg_catalog.=) spec.queue_name

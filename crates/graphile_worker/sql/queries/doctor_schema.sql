@@ -4,8 +4,8 @@ with functions as (
   select
     proc.oid, proc.proname::text as name, proc.prosecdef as runs_as_owner,
     proc.proname in (
-      '_rs_next_job_id', '_rs_verify_name', '_rs_keep_used_task', '_rs_keep_used_queue', '_rs_add_job_as_owner',
-      '_rs_add_jobs_as_owner'
+      '_rs_next_job_id', '_rs_next_job_ids', '_rs_verify_name', '_rs_keep_used_task', '_rs_keep_used_queue',
+      '_rs_add_job_as_owner', '_rs_add_jobs_as_owner'
     ) as should_run_as_owner,
     proc.proname in ('_rs_add_job_as_owner', '_rs_add_jobs_as_owner') as is_for_adding,
     exists (

@@ -9,6 +9,7 @@ where pronamespace = (select oid from pg_namespace where nspname = :'schema') an
   'force_unlock_workers', '_rs_job_problem', '_rs_job_names', '_rs_flags_object', '_rs_give_up', '_rs_task_id', '_rs_job_queue_id',
   '_rs_json_arrays_joined', '_rs_next_job_id', '_rs_sweep_lock', '_rs_dead_workers', '_rs_recover_jobs',
   '_rs_forget_workers', '_rs_sweep_stale_workers', '_rs_notify_jobs', '_rs_put_keyed_job', '_rs_may_administer', '_rs_is_removed',
+  '_rs_next_job_ids', '_rs_task_ids', '_rs_job_queue_ids', '_rs_put_keyed_jobs',
   '_rs_hold_name', '_rs_verify_name', '_rs_known_names', '_rs_delete_unused_names',
   '_rs_adds_as_owner', '_rs_add_job_as_owner', '_rs_add_jobs_as_owner'
 );

@@ -60,6 +60,18 @@ as $$
   select nextval(pg_get_serial_sequence('_private_jobs', 'id'))
 $$;
 
+-- The ids of `count` new jobs, in ascending order, for callers that write rows in another order than that of their ids.
+create or replace function :"schema"._rs_next_job_ids(count int)
+returns bigint[] language sql security definer
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  select array(
+    select nextval(sequence.name)
+    from (select pg_get_serial_sequence('_private_jobs', 'id')::regclass as name offset 0) as sequence,
+      generate_series(1, count)
+  )
+$$;
+
 -- Keeps a task ('task') or queue ('queue') from being deleted until this transaction ends, whether it exists or not.
 -- Called before the name is looked up: an id that was read earlier may be gone. See 160-used-names.sql. Always true,
 -- and a single expression, so that `is_held boolean := …` needs no query: that takes 2 µs, `perform` takes 4.
@@ -138,6 +150,59 @@ begin
 end
 $$;
 
+-- The ids of many tasks, by name; creates those that are missing, in alphabetical order. The names must be distinct.
+create or replace function :"schema"._rs_task_ids(names text[])
+returns jsonb language plpgsql as $$
+declare
+  ids jsonb;
+  known bigint;
+begin
+  perform pg_advisory_xact_lock_shared('_private_jobs'::regclass::oid::int, buckets.bucket)
+  from (select distinct _rs_name_bucket('task', name) as bucket from unnest(names) as name) as buckets;
+  for attempt in 1..1000 loop
+    select jsonb_object_agg(tasks.identifier, tasks.id), count(*) into ids, known
+    from _private_tasks as tasks where tasks.identifier = any (names);
+    if known = cardinality(names) then
+      if current_setting('transaction_isolation') <> 'read committed' then
+        perform _rs_verify_name('task', tasks.id) from _private_tasks as tasks where tasks.identifier = any (names);
+      end if;
+      return ids;
+    end if;
+    insert into _private_tasks (identifier)
+    select name from unnest(names) as name where ids is null or not ids ? name order by name
+    on conflict do nothing;
+  end loop;
+  perform _rs_give_up('task ' || quote_literal(name)) from unnest(names) as name where ids is null or not ids ? name;
+end
+$$;
+
+-- The ids of many queues, by name, in the same way. Null for no queues.
+create or replace function :"schema"._rs_job_queue_ids(names text[])
+returns jsonb language plpgsql strict as $$
+declare
+  ids jsonb;
+  known bigint;
+begin
+  perform pg_advisory_xact_lock_shared('_private_jobs'::regclass::oid::int, buckets.bucket)
+  from (select distinct _rs_name_bucket('queue', name) as bucket from unnest(names) as name) as buckets;
+  for attempt in 1..1000 loop
+    select jsonb_object_agg(job_queues.queue_name, job_queues.id), count(*) into ids, known
+    from _private_job_queues as job_queues where job_queues.queue_name = any (names);
+    if known = cardinality(names) then
+      if current_setting('transaction_isolation') <> 'read committed' then
+        perform _rs_verify_name('queue', job_queues.id)
+        from _private_job_queues as job_queues where job_queues.queue_name = any (names);
+      end if;
+      return ids;
+    end if;
+    insert into _private_job_queues (queue_name)
+    select name from unnest(names) as name where ids is null or not ids ? name order by name
+    on conflict do nothing;
+  end loop;
+  perform _rs_give_up('queue ' || quote_literal(name)) from unnest(names) as name where ids is null or not ids ? name;
+end
+$$;
+
 -- The ids of those of the tasks and queues that exist. No session deletes these names until this transaction ends.
 create or replace function :"schema"._rs_known_names(identifiers text[], queue_names text[])
 returns table (kind text, name text, id int) language plpgsql rows 10
@@ -172,6 +237,9 @@ create or replace function :"schema"._rs_job_names(identifiers text[], queue_nam
 returns setof bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
+declare
+  task_ids jsonb;
+  job_queue_ids jsonb;
 begin
   if exists (select from unnest(identifiers) as name where _rs_job_problem(name, null, null, null, null, null) is not null)
     or exists (select from unnest(queue_names) as name where _rs_job_problem('any', name, null, null, null, null) is not null)
@@ -184,19 +252,18 @@ begin
       return;
     end if;
   end if;
-  perform _rs_task_id(name) from (select distinct unnest(identifiers) as name order by name) as names;
-  perform _rs_job_queue_id(name) from (select distinct unnest(queue_names) as name order by name) as names;
+  task_ids := _rs_task_ids(array(select distinct name from unnest(identifiers) as name));
+  job_queue_ids := _rs_job_queue_ids(array(select distinct name from unnest(queue_names) as name where name is not null));
   return next extract(epoch from now()) * 1000000;
   return query
-    select tasks.id::bigint
-    from unnest(identifiers) with ordinality as name (identifier, position)
-    join _private_tasks as tasks using (identifier)
-    order by name.position;
+    select (task_ids ->> named.name)::bigint
+    from unnest(identifiers) with ordinality as named (name, position)
+    order by named.position;
   return query
-    select job_queues.id::bigint
-    from unnest(queue_names) with ordinality as name (queue_name, position)
-    join _private_job_queues as job_queues using (queue_name)
-    order by name.position;
+    select (job_queue_ids ->> named.name)::bigint
+    from unnest(queue_names) with ordinality as named (name, position)
+    where named.name is not null
+    order by named.position;
 end
 $$;
 
@@ -424,12 +491,90 @@ begin
 end
 $$;
 
+-- Writes the jobs of a batch whose keys are distinct, and returns them in the order given. The caller has locked the
+-- jobs that have these keys, if any (`keys_exist`), so that no other session can change them. `unavailable_ids` are those
+-- of them that are claimed, or have failed for good.
+--
+-- Fails instead of losing or doubling an event if another session has written one of the keys since then: with GWAIT,
+-- unique_violation or lock_not_available. It inserts in the order of the ids, because six indexes then grow at their end
+-- (in the order of the keys: 2 to 4 us a job more). So two batches could wait for each other; `lock_timeout` is below the
+-- deadlock timeout, as in an exchange.
+create or replace function :"schema"._rs_put_keyed_jobs(
+  specs :"schema".job_spec[], task_ids jsonb, job_queue_ids jsonb, preserve_run_at boolean, keys_exist boolean,
+  unavailable_ids bigint[]
+) returns setof :"schema"._private_jobs language plpgsql
+set lock_timeout = '100ms'
+as $$
+declare
+  written bigint;
+begin
+  if not keys_exist then
+    -- Without `on conflict`, which would cost 3 to 5 us a job.
+    return query
+      insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+      select
+        (job_queue_ids ->> queue_name)::int,
+        (task_ids ->> identifier)::int,
+        coalesce(payload, '{}'),
+        coalesce(priority, 0),
+        coalesce(run_at, now()),
+        coalesce(max_attempts, 25),
+        job_key,
+        case when flags is not null then _rs_flags_object(flags) end
+      from unnest(specs) as spec
+      returning *;
+    return;
+  end if;
+
+  -- Both statements: see _rs_put_keyed_job.
+  update _private_jobs as jobs
+  set key = null, attempts = jobs.max_attempts, updated_at = now()
+  where jobs.id = any (unavailable_ids);
+  return query
+    insert into _private_jobs as jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
+    select
+      (job_queue_ids ->> queue_name)::int,
+      (task_ids ->> identifier)::int,
+      coalesce(payload, '{}'),
+      coalesce(priority, 0),
+      coalesce(run_at, now()),
+      coalesce(max_attempts, 25),
+      job_key,
+      case when flags is not null then _rs_flags_object(flags) end
+    from unnest(specs) as spec
+    on conflict (key) do update set
+      job_queue_id = excluded.job_queue_id,
+      task_id = excluded.task_id,
+      payload = case
+        when json_typeof(jobs.payload) = 'array' and json_typeof(excluded.payload) = 'array'
+          then _rs_json_arrays_joined(jobs.payload, excluded.payload)
+        else excluded.payload
+      end,
+      priority = excluded.priority,
+      run_at = case
+        when preserve_run_at and jobs.attempts = 0 then jobs.run_at
+        else excluded.run_at
+      end,
+      attempts = 0,
+      max_attempts = excluded.max_attempts,
+      last_error = null,
+      updated_at = now(),
+      revision = jobs.revision + 1,
+      flags = excluded.flags
+    where jobs.is_available
+    returning *;
+  get diagnostics written = row_count;
+  if written < cardinality(specs) then
+    raise sqlstate 'GWAIT';
+  end if;
+end
+$$;
+
 -- Adds many jobs and returns them in the order given, one row per element of `specs`. Elements with the same key are
 -- added one after the other; each of them returns the job as the last one left it.
 --
--- Names are looked up by subselects, not joins: a join may change the order of the rows, and sorting them again would
--- spill a large batch to disk. Sequential scans are off, because a subselect runs once per job, and for a table of a
--- few hundred names the planner prefers to scan all of it every time.
+-- Names become ids by looking them up in an object, not by a join, which may change the order of the rows, nor by a
+-- subselect, which costs 1 to 2 us a job.
 create or replace function :"schema".add_jobs(
   specs :"schema".job_spec[],
   job_key_preserve_run_at boolean default false
@@ -439,7 +584,14 @@ set search_path = pg_catalog, :"schema", pg_temp
 set enable_seqscan = off
 as $$
 declare
-  problem record;
+  batch record;
+  problem text;
+  task_ids jsonb;
+  job_queue_ids jsonb;
+  job_keys text[];
+  keys_exist boolean;
+  unavailable_ids bigint[];
+  one_by_one boolean;
   ids bigint[];
   item record;
 begin
@@ -453,35 +605,44 @@ begin
     end if;
   end if;
 
-  select position, what into problem
+  select
+    min(pair.invalid) as invalid,
+    sum(pair.keys) as keys,
+    array_agg(distinct pair.identifier) as identifiers,
+    array_agg(distinct pair.queue_name) filter (where pair.queue_name is not null) as queue_names
+  into batch
   from (
     select
-      spec.ordinality as position,
-      _rs_job_problem(
+      spec.identifier,
+      spec.queue_name,
+      count(spec.job_key) as keys,
+      min(spec.ordinality) filter (where _rs_job_problem(
         spec.identifier, spec.queue_name, spec.max_attempts, spec.job_key, spec.priority, spec.flags
-      ) as what
+      ) is not null) as invalid
     from unnest(specs) with ordinality as spec
-  ) as checked
-  where what is not null
-  limit 1;
-  if found then
+    group by spec.identifier, spec.queue_name
+  ) as pair;
+  if batch.invalid is not null then
+    select _rs_job_problem(
+      spec.identifier, spec.queue_name, spec.max_attempts, spec.job_key, spec.priority, spec.flags
+    ) into problem
+    from unnest(specs) with ordinality as spec
+    where spec.ordinality = batch.invalid;
     raise exception using
-      errcode = left(problem.what, 5),
-      message = format('Job %s of %s: %s', problem.position, cardinality(specs), substr(problem.what, 7));
+      errcode = left(problem, 5),
+      message = format('Job %s of %s: %s', batch.invalid, cardinality(specs), substr(problem, 7));
   end if;
 
-  perform _rs_task_id(name)
-  from (select distinct identifier as name from unnest(specs) order by name) as names;
-  perform _rs_job_queue_id(name)
-  from (select distinct queue_name as name from unnest(specs) order by name) as names;
+  task_ids := _rs_task_ids(batch.identifiers);
+  job_queue_ids := _rs_job_queue_ids(batch.queue_names);
   perform _rs_notify_jobs(cardinality(specs));
 
-  if not exists (select from unnest(specs) where job_key is not null) then
+  if batch.keys = 0 then
     return query
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
       select
-        (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name),
-        (select id from _private_tasks as tasks where tasks.identifier = spec.identifier),
+        (job_queue_ids ->> queue_name)::int,
+        (task_ids ->> identifier)::int,
         coalesce(payload, '{}'),
         coalesce(priority, 0),
         coalesce(run_at, now()),
@@ -492,35 +653,48 @@ begin
     return;
   end if;
 
-  -- Jobs that exist are locked in the order of their ids, as by every function; new keys are written in alphabetical
-  -- order. Ids follow the order of the specs, because that is the order in which jobs of equal priority and run_at run.
-  ids := array(select _rs_next_job_id() from generate_series(1, cardinality(specs)));
+  select array_agg(job_key), count(distinct job_key collate "C") < batch.keys into job_keys, one_by_one
+  from unnest(specs) where job_key is not null;
   for attempt in 1..1000 loop
     begin
-      perform from (
-        select id from _private_jobs where key = any (array(select job_key from unnest(specs))) order by id for update
+      -- Jobs that exist are locked in the order of their ids, as by every function.
+      select count(*) > 0, array_agg(id) filter (where not is_available) into keys_exist, unavailable_ids
+      from (
+        select id, is_available from _private_jobs where key = any (job_keys) order by id for update
       ) as existing;
-      for item in
-        select
-          spec.*,
-          (select id from _private_job_queues as job_queues where job_queues.queue_name = spec.queue_name)
-            as job_queue_id,
-          (select id from _private_tasks as tasks where tasks.identifier = spec.identifier) as task_id
-        from unnest(specs) with ordinality as spec
-        order by job_key, ordinality
-      loop
+      if not one_by_one then
+        return query
+          select * from _rs_put_keyed_jobs(
+            specs, task_ids, job_queue_ids, job_key_preserve_run_at, keys_exist, unavailable_ids
+          );
+        return;
+      end if;
+
+      -- New keys are written in alphabetical order. Ids follow the order of the specs, because that is the order in
+      -- which jobs of equal priority and run_at run.
+      ids := _rs_next_job_ids(cardinality(specs));
+      for item in select spec.* from unnest(specs) with ordinality as spec order by job_key, ordinality loop
         perform _rs_put_keyed_job(
-          ids[item.ordinality], item.job_queue_id, item.task_id, item.payload, item.priority, item.run_at,
-          item.max_attempts, item.job_key, item.flags, job_key_preserve_run_at, item.job_key is not null
+          ids[item.ordinality], (job_queue_ids ->> item.queue_name)::int, (task_ids ->> item.identifier)::int,
+          item.payload, item.priority, item.run_at, item.max_attempts, item.job_key, item.flags,
+          job_key_preserve_run_at, item.job_key is not null
         );
       end loop;
       exit;
-    exception when sqlstate 'GWAIT' or deadlock_detected then
-      -- Another transaction has locked a job that did not have the key a moment ago. To wait for it while we hold others
-      -- could be a deadlock, so this undoes what was written, lets all rows go, and waits in the right order.
-      if attempt = 1000 then
-        raise;
-      end if;
+    exception
+      when unique_violation or lock_not_available then
+        -- Another transaction writes jobs with the same keys at the same time: from now on one by one, in its order.
+        if one_by_one or keys_exist is null then
+          raise;
+        end if;
+        one_by_one := true;
+      when sqlstate 'GWAIT' or deadlock_detected then
+        -- Another transaction has locked a job that did not have the key a moment ago. To wait for it while we hold others
+        -- could be a deadlock, so this undoes what was written, lets all rows go, and waits in the right order.
+        if attempt = 1000 then
+          raise;
+        end if;
+        one_by_one := true;
     end;
   end loop;
 

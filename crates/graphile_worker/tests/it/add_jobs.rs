@@ -1,6 +1,6 @@
 //! Many jobs in one call.
 
-use crate::support::{Db, Listener};
+use crate::support::{Db, Listener, rows};
 use serde_json::{Value, json};
 
 /// A spec for each `(identifier, payload, queue, key)`; empty means null.
@@ -149,4 +149,143 @@ async fn one_invalid_job_rejects_the_batch_and_is_named_in_the_error() {
     let too_large = zero.replace("null, 0,", "null, 40000,");
     assert_eq!(db.failure(&too_large).await.0, "22003");
     assert_eq!(db.failure("select graphile_worker.add_jobs(array[null]::graphile_worker.job_spec[])").await.0, "GWBID");
+}
+
+#[tokio::test]
+async fn a_batch_treats_an_existing_key_as_a_single_add_does() {
+    let db = Db::installed().await;
+    let states = [
+        "select 'no job'",
+        "select graphile_worker.add_job('old', OLD, 'q', '2030-01-01Z', 3, 'k', 7, array['f'])",
+        "WAITING; update graphile_worker._private_jobs set attempts = 1, last_error = 'oops'",
+        "WAITING; update graphile_worker._private_jobs set attempts = 3, last_error = 'oops'",
+        "WAITING; update graphile_worker._private_jobs set attempts = 1, locked_at = now(), locked_by = 'w'",
+    ];
+    let spec = "('new', NEW, 'other', '2031-01-01Z', 9, 'k', 1, array['g', 'h'])::graphile_worker.job_spec";
+    let twice = "('t', '1', null, null, null, 'twice', null, null)::graphile_worker.job_spec";
+    let ways = [
+        "add_job('new', NEW, 'other', '2031-01-01Z', 9, 'k', 1, array['g', 'h'], 'MODE')".to_owned(),
+        format!("add_jobs(array[{spec}], 'MODE' = 'preserve_run_at')"),
+        // A key that is there twice is added one by one.
+        format!("add_jobs(array[{twice}, {spec}, {twice}], 'MODE' = 'preserve_run_at')"),
+    ];
+    let mut seen = Vec::new();
+    for state in states.map(|state| state.replace("WAITING", states[1])) {
+        for mode in ["replace", "preserve_run_at"] {
+            for (old, new) in [("'[1]'", "'[2]'"), ("'[1]'", "'{\"n\": 2}'"), ("null", "null")] {
+                let fill = |sql: &str| sql.replace("OLD", old).replace("NEW", new).replace("MODE", mode);
+                let mut after = Vec::new();
+                for way in &ways {
+                    db.run("truncate graphile_worker._private_jobs").await;
+                    db.run(&fill(&state)).await;
+                    db.run(&format!("select graphile_worker.{}", fill(way))).await;
+                    let left = "select json_agg(
+                        to_jsonb(job) - array['id', 'created_at', 'updated_at', 'locked_at'] order by id
+                      ) from graphile_worker._private_jobs as job where key is distinct from 'twice'";
+                    after.push(db.value(left).await);
+                }
+                assert_eq!(after[0], after[1], "{mode}, {old} and {new}, after {state}");
+                assert_eq!(after[0], after[2], "{mode}, {old} and {new}, after {state}");
+                seen.push(after.swap_remove(0).to_string());
+            }
+        }
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 15, "the cases differ: {seen:#?}");
+}
+
+#[tokio::test]
+async fn a_batch_changes_waiting_jobs_and_adds_new_ones_for_running_and_missing_ones() {
+    let db = Db::installed().await;
+    for key in ["waiting", "running", "failed"] {
+        db.add_job(&format!("'t', '[\"{key}\"]', job_key := '{key}'")).await;
+    }
+    db.run(
+        "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'w', attempts = 1 where key = 'running';
+         update graphile_worker._private_jobs set attempts = max_attempts where key = 'failed'",
+    )
+    .await;
+    let keys = ["new", "failed", "", "running", "waiting"];
+    let rows = add_jobs(&db, &keys.map(|key| ("t", "[2]", "", key))).await;
+    let expected = keys.map(|key| if key.is_empty() { Value::Null } else { json!(key) });
+    assert_eq!(column(&rows, "key"), expected);
+    assert_eq!(
+        column(&rows, "payload"),
+        [json!([2]), json!([2]), json!([2]), json!([2]), json!(["waiting", 2])],
+        "only the waiting job is still free to be changed"
+    );
+    let ids: Vec<i64> = rows[..4].iter().map(|row| row["id"].as_i64().unwrap()).collect();
+    assert!(ids.is_sorted() && ids[0] > 3, "new jobs in the order given: {ids:?}");
+    assert_eq!(rows[4]["id"], 1);
+    let replaced = db.rows("select * from graphile_worker._private_jobs where id in (2, 3) order by id").await;
+    for (job, payload) in replaced.iter().zip([json!(["running"]), json!(["failed"])]) {
+        assert_eq!((&job["key"], &job["payload"]), (&Value::Null, &payload));
+        assert_eq!(job["attempts"], job["max_attempts"]);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_creates_missing_names_and_uses_up_no_id_for_the_others() {
+    let db = Db::installed().await;
+    let add = |last: i32| {
+        format!(
+            "select count(*) from graphile_worker.add_jobs(array(
+               select ('task' || n % 50, null, case when n % 3 > 0 then 'queue' || n end, null, null, null, null, null)
+                 ::graphile_worker.job_spec
+               from generate_series(1, {last}) as n order by hashint4(n)))"
+        )
+    };
+    for (last, tasks, queues) in [(30, 30, 20), (30, 30, 20), (600, 50, 400), (601, 50, 401)] {
+        assert_eq!(db.value(&add(last)).await, last);
+        let names = db
+            .row(
+                "select (select json_build_array(count(*), max(id)) from graphile_worker._private_tasks) as tasks,
+                        (select json_build_array(count(*), max(id)) from graphile_worker._private_job_queues) as queues",
+            )
+            .await;
+        assert_eq!(names["tasks"], json!([tasks, tasks]));
+        assert_eq!(names["queues"], json!([queues, queues]));
+    }
+}
+
+#[tokio::test]
+async fn adding_a_batch_never_reads_all_jobs_whatever_is_known_of_the_table() {
+    let db = Db::installed().await;
+    let mut connection = db.connect().await;
+    let care =
+        ["graphile_worker._private_jobs", "graphile_worker._private_tasks", "graphile_worker._private_job_queues"];
+    for round in 0..3 {
+        // At first nothing is known; then PostgreSQL takes the table for empty; then it knows its size.
+        if round > 0 {
+            for table in care {
+                db.run(&format!("vacuum analyze {table}")).await;
+            }
+        }
+        if round == 1 {
+            db.run(
+                "select graphile_worker.add_job('t' || n % 50, 'null', 'q' || n % 200, job_key := 'k' || n)
+                    from generate_series(1, 3000) as n",
+            )
+            .await;
+        }
+        for key in ["null", "'new' || n || '.' || $1", "'k' || n", "'twice' || n / 2"] {
+            let add = format!(
+                "select count(*) from graphile_worker.add_jobs(array(
+                   select ('t' || n % 50, null, 'q' || n % 200, null, null, {key}, null, null)::graphile_worker.job_spec
+                   from generate_series(1, 100) as n))"
+            );
+            // Often enough for a generic plan.
+            for call in 0..8 {
+                let name = format!("{round}.{call}");
+                sqlx::raw_sql("begin").execute(&mut connection).await.unwrap();
+                rows(&mut connection, &add.replace("$1", &format!("'{name}'"))).await.unwrap();
+                let scans =
+                    "select sum(seq_scan) as scans from pg_stat_xact_user_tables where relname like '\\_private\\_%'";
+                let scans = rows(&mut connection, scans).await.unwrap();
+                assert_eq!(scans[0]["scans"], 0, "round {round}, key {key}, call {call}");
+                sqlx::raw_sql("commit").execute(&mut connection).await.unwrap();
+            }
+        }
+    }
 }

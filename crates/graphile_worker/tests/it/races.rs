@@ -2,7 +2,7 @@
 
 use crate::support::{Db, Started, claim, rows};
 use graphile_worker::{CleanupTask, WorkerContext, WorkerOptions, WorkerUtils};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -335,4 +335,115 @@ async fn in_repeatable_read_a_lost_race_is_an_error_and_never_a_lost_event() {
     db.add_job("'t', job_key := 'k'").await;
     let error = rows(&mut first, "select * from graphile_worker.add_job('t', job_key := 'k')").await.unwrap_err();
     assert_eq!(error.into_database_error().unwrap().code().unwrap(), "40001");
+}
+
+/// Sessions add each event to four of seven keys, in an order of their own, while workers run what is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn batches_over_several_keys_lose_no_event_while_workers_claim_and_finish_them() {
+    const SESSIONS: i64 = 6;
+    const EVENTS: i64 = 40;
+    let db = Arc::new(Db::installed().await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = ["w1", "w2"].map(|name| tokio::spawn(work(db.clone(), name.to_owned(), stop.clone()))).into();
+    let adders: Vec<_> = (0..SESSIONS)
+        .map(|session| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut connection = db.connect().await;
+                for event in session * EVENTS..(session + 1) * EVENTS {
+                    let returned: Vec<String> = sqlx::query_scalar(
+                        "select key from graphile_worker.add_jobs(array(
+                           select ('t', json_build_array($1 * 10 + n), null, null, null, 'k' || n, null, null)
+                             ::graphile_worker.job_spec
+                           from generate_series(0, 6) as n where (n + $1) % 7 < 4 order by hashint8(n # $1)))",
+                    )
+                    .bind(event)
+                    .fetch_all(&mut connection)
+                    .await
+                    .unwrap();
+                    assert_eq!(returned.len(), 4);
+                }
+            })
+        })
+        .collect();
+    all_end(adders).await;
+    stop.store(true, Ordering::SeqCst);
+    let mut ran = Vec::new();
+    for worker in workers {
+        for payload in worker.await.unwrap() {
+            ran.extend(payload.as_array().unwrap().iter().map(|event| event.as_i64().unwrap()));
+        }
+    }
+    ran.sort_unstable();
+    let expected = (0..SESSIONS * EVENTS)
+        .flat_map(|event| (0..7).filter(move |n| (n + event) % 7 < 4).map(move |n| event * 10 + n))
+        .collect::<Vec<_>>();
+    assert_eq!(ran, expected);
+}
+
+/// Waits until another session blocks the one with this process id.
+async fn is_blocked(db: &Db, pid: i32) {
+    while db.value(&format!("select cardinality(pg_blocking_pids({pid}))")).await == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_batch_gives_way_to_a_transaction_that_wants_its_keys_in_another_order() {
+    // The key that both want first is new, or exists.
+    for exists in [false, true] {
+        let db = Db::installed().await;
+        if exists {
+            db.add_job("'t', '[0]', job_key := 'x'").await;
+        }
+        // It never looks for a deadlock, so it waits until the batch gives way.
+        let mut transaction = db.connect().await;
+        sqlx::raw_sql(
+            "set deadlock_timeout = '10min'; begin; select graphile_worker.add_job('t', '[1]', job_key := 'z')",
+        )
+        .execute(&mut transaction)
+        .await
+        .unwrap();
+        let mut connection = db.connect().await;
+        let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut connection).await.unwrap();
+        let batch = tokio::spawn(async move {
+            rows(
+                &mut connection,
+                "select key, payload from graphile_worker.add_jobs(array[
+                   ('t', '[2]', null, null, null, 'x', null, null),
+                   ('t', '[2]', null, null, null, 'z', null, null)
+                 ]::graphile_worker.job_spec[])",
+            )
+            .await
+        });
+        is_blocked(&db, pid).await;
+        sqlx::raw_sql("select graphile_worker.add_job('t', '[1]', job_key := 'x'); commit")
+            .execute(&mut transaction)
+            .await
+            .unwrap();
+        let jobs = batch.await.unwrap().unwrap();
+        assert_eq!(jobs[0]["payload"], if exists { json!([0, 1, 2]) } else { json!([1, 2]) });
+        assert_eq!(jobs[1]["payload"], json!([1, 2]));
+    }
+}
+
+#[tokio::test]
+async fn a_batch_obeys_the_lock_timeout_of_its_caller_and_keeps_it() {
+    let db = Db::installed().await;
+    let mut holder = db.connect().await;
+    let mut caller = db.connect().await;
+    sqlx::raw_sql("set lock_timeout = '7ms'").execute(&mut caller).await.unwrap();
+    let add = "select id from graphile_worker.add_jobs(array[
+                 ('t', '1', null, null, null, 'a', null, null), ('t', '1', null, null, null, 'b', null, null)
+               ]::graphile_worker.job_spec[])";
+    // The key is new to the caller, then it exists.
+    for _ in 0..2 {
+        sqlx::raw_sql("begin; select graphile_worker.add_job('t', job_key := 'b')").execute(&mut holder).await.unwrap();
+        let error = rows(&mut caller, add).await.unwrap_err();
+        assert_eq!(error.into_database_error().unwrap().code().unwrap(), "55P03");
+        sqlx::raw_sql("commit").execute(&mut holder).await.unwrap();
+        assert_eq!(rows(&mut caller, add).await.unwrap().len(), 2);
+        let setting = rows(&mut caller, "select current_setting('lock_timeout') as lock_timeout").await;
+        assert_eq!(setting.unwrap()[0]["lock_timeout"], "7ms");
+    }
 }

@@ -232,7 +232,16 @@ async fn no_function_depends_on_the_path_of_its_caller() {
         &format!("select coalesce(json_agg(proname order by proname), '[]') {unpinned} and lanname <> 'sql'"),
     )
     .await;
-    assert_eq!(helpers, json!(["_rs_give_up", "_rs_job_queue_id", "_rs_put_keyed_job", "_rs_task_id"]));
+    let expected = [
+        "_rs_give_up",
+        "_rs_job_queue_id",
+        "_rs_job_queue_ids",
+        "_rs_put_keyed_job",
+        "_rs_put_keyed_jobs",
+        "_rs_task_id",
+        "_rs_task_ids",
+    ];
+    assert_eq!(helpers, json!(expected));
     if !has_atomic_bodies(&mut safe).await {
         return;
     }
