@@ -212,11 +212,12 @@ async fn report_until_stopped(worker: &Worker, running: tokio::task::JoinHandle<
     Ok(what_ran())
 }
 
-/// As many workers as `number` says, which do not poll.
+/// As many workers as `number` says, which do not poll. With the default of 20 connections each, 64 workers would not get
+/// them all.
 async fn idle(variant: &str, url: &str, number: u64) -> Result<Value, Failure> {
     let mut workers = Vec::new();
     for _ in 0..number {
-        let worker = Arc::new(options(variant, url).poll_interval(NO_POLLS).init().await?);
+        let worker = Arc::new(options(variant, url).poll_interval(NO_POLLS).max_pg_conn(4).init().await?);
         workers.push((worker.clone(), start(&worker)));
     }
     tokio::time::sleep(SETTLING).await;

@@ -84,7 +84,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     Ok(Section {
         title: "Idle fleet".to_owned(),
         method: "Idle workers in 8 processes, with a poll interval of an hour, so that they claim only if something \
-                 wakes them. Single jobs: 100 calls of SQL `add_job`, 50 ms apart. Bursts: five times 64 jobs in one \
+                 wakes them; those of the Rust port have 4 connections each instead of 20. Single jobs: 100 calls of SQL `add_job`, 50 ms apart. Bursts: five times 64 jobs in one \
                  transaction, a second apart. Figures per job, without the adding transactions, and without what the \
                  same workers use in the same time if no job is added. Claims that find nothing include the one that \
                  reports the finished job and finds no next one. The CPU time of PostgreSQL includes the adds."
