@@ -103,6 +103,9 @@ pub(crate) struct Lanes {
     writes_ascii: AtomicBool,
 }
 
+/// An optional text for each job of a report.
+pub(super) type Texts<'s> = Vec<Option<Cow<'s, str>>>;
+
 /// The ids of the worker's tasks.
 #[derive(Clone, Default)]
 struct KnownTasks {
@@ -715,7 +718,7 @@ impl Exchange {
     pub(super) fn errors_and_payloads<'u, 's: 'u>(
         &self,
         unlocks: impl Iterator<Item = &'u Unlock<'s>>,
-    ) -> (Vec<Option<Cow<'s, str>>>, Vec<Option<Cow<'s, str>>>) {
+    ) -> (Texts<'s>, Texts<'s>) {
         let (mut errors, mut payloads): (Vec<_>, Vec<_>) =
             unlocks.map(|unlock| (unlock.error.map(Cow::Borrowed), unlock.payload.map(Cow::Borrowed))).unzip();
         if self.lanes.writes_ascii.load(Ordering::Acquire) {

@@ -134,7 +134,7 @@ async fn thousands_of_jobs_run_once_each_and_none_is_left() {
         async {}
     });
     run_once(worker).await;
-    let runs = runs.lock().unwrap();
+    let runs = runs.lock().unwrap().clone();
     assert_eq!((runs.len(), runs.values().max()), (5000, Some(&1)));
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
     assert_eq!(recorded.load(Ordering::SeqCst), 5000);
