@@ -1,10 +1,12 @@
 //! Which jobs a worker claims, in which order, and how many at once.
 
-use crate::support::{Db, Started};
+use crate::support::{Db, Started, sql_files};
 use crate::worker_support::{all_sent, options, run_once, sending, utils};
+use graphile_worker::WorkerContext;
 use serde_json::{Value, json};
-use std::sync::Arc;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 /// The payloads of the jobs of task `t`, in the order in which they ran.
@@ -116,4 +118,88 @@ async fn a_worker_that_ran_many_small_jobs_claims_large_jobs_a_few_at_a_time() {
         let most = most.load(Ordering::SeqCst);
         assert!(most < 40_000_000, "{storage}: {most} bytes of payloads claimed at once");
     }
+}
+
+/// One short exchange of a worker that wants ten jobs of task 1: the ids that it claims. `start` is where the claim starts.
+async fn short_claim(connection: &mut PgConnection, worker: &str, start: &str) -> Vec<i64> {
+    let files = sql_files();
+    let (_, text) = files.iter().find(|(name, _)| name == "exchange_unqueued.sql").expect("the file");
+    let prepare = format!(
+        "deallocate all; prepare exchange(text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int,
+           timestamptz, float8, text[], text[], jsonb) as {}",
+        text.replace(":\"schema\"", "graphile_worker")
+    );
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
+    let execute = format!(
+        "execute exchange('{worker}', '{{}}', '{{}}', '{{1}}', 10, {start}, 1000000, null, null, null, null, null)"
+    );
+    let rows = sqlx::query(AssertSqlSafe(execute)).persistent(false).fetch_all(connection).await.unwrap();
+    let mut ids: Vec<i64> = rows.iter().filter_map(|row| row.get("id")).collect();
+    ids.sort_unstable();
+    ids
+}
+
+const HEAD: &str = "null, null, null";
+
+#[tokio::test]
+async fn claims_at_the_same_moment_take_different_jobs_without_meeting() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t') from generate_series(1, 60)").await;
+    let mut open = Vec::new();
+    for first in [1, 11, 21] {
+        let mut transaction = db.pool.begin().await.unwrap();
+        let claimed = short_claim(&mut transaction, "a", HEAD).await;
+        assert_eq!(claimed, (first..first + 10).collect::<Vec<i64>>());
+        open.push(transaction);
+    }
+    // The second claim ends without its jobs: the next one takes its turn, behind the first job that is left.
+    open.remove(1).rollback().await.unwrap();
+    let mut transaction = db.pool.begin().await.unwrap();
+    assert_eq!(short_claim(&mut transaction, "b", HEAD).await, (11..21).collect::<Vec<i64>>());
+    transaction.commit().await.unwrap();
+    for transaction in open {
+        transaction.commit().await.unwrap();
+    }
+    assert_eq!(short_claim(&mut db.connect().await, "c", HEAD).await, (31..41).collect::<Vec<i64>>());
+    let twice = "select count(*) - count(distinct id) from graphile_worker._private_jobs where locked_by is not null";
+    assert_eq!(db.value(twice).await, 0);
+}
+
+#[tokio::test]
+async fn a_claim_that_starts_behind_the_head_leaves_earlier_jobs_to_one_that_starts_there() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', run_at => '2026-01-01'::timestamptz + n * interval '1 second') from generate_series(1, 30) n")
+        .await;
+    let start = "0::smallint, '2026-01-01 00:00:21Z'::timestamptz, 21::bigint";
+    let mut connection = db.connect().await;
+    assert_eq!(short_claim(&mut connection, "a", start).await, (21..31).collect::<Vec<i64>>());
+    assert_eq!(short_claim(&mut connection, "a", start).await, Vec::<i64>::new());
+    assert_eq!(short_claim(&mut connection, "a", HEAD).await, (1..11).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn an_urgent_job_does_not_wait_for_the_backlog() {
+    const BACKLOG: usize = 20_000;
+    let db = Db::installed().await;
+    db.run(&format!("select graphile_worker.add_job('t', '0') from generate_series(1, {BACKLOG})")).await;
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let (handler, pool) = (ran.clone(), db.pool.clone());
+    let task = move |payload: i64, _: WorkerContext| {
+        let (handler, pool) = (handler.clone(), pool.clone());
+        async move {
+            let nth = {
+                let mut ran = handler.lock().unwrap();
+                ran.push(payload);
+                ran.len()
+            };
+            if nth == 1_000 {
+                let urgent = "select graphile_worker.add_job('t', '1', priority => -1)";
+                sqlx::raw_sql(urgent).execute(&pool).await.unwrap();
+            }
+        }
+    };
+    options(&db).concurrency(2).define_task("t", task).init().await.unwrap().run_once().await.unwrap();
+    let ran = ran.lock().unwrap();
+    assert_eq!(ran.len(), BACKLOG + 1);
+    assert!(ran[..BACKLOG].contains(&1), "it ran last");
 }
