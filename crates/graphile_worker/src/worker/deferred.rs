@@ -101,6 +101,10 @@ impl DeferredLanes {
         Ok(DeferredLanes { stop, _abort: abort.drop_guard(), ended })
     }
 
+    pub(super) fn have_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
     /// Ends the open batches, within this time.
     pub(super) async fn stop(self, timeout: Duration) {
         self.stop.cancel();

@@ -147,7 +147,7 @@ impl<'w> RunLoop<'w> {
         let tasks = self.tasks.borrow().clone();
         let deferred = tasks.values().filter(|task| task.options.defers_claims() && !self.exchange.is_pooled());
         let mut deferred: HashSet<Arc<str>> = deferred.map(|task| task.identifier.clone()).collect();
-        if self.deferred_lanes.is_none() && !deferred.is_empty() {
+        if self.deferred_lanes.as_ref().is_none_or(DeferredLanes::have_ended) && !deferred.is_empty() {
             let RunLoop { worker, exchange, inflight, .. } = &*self;
             match DeferredLanes::start(exchange, inflight, &worker.settings, &worker.shared) {
                 Ok(lanes) => self.deferred_lanes = Some(lanes),

@@ -80,7 +80,7 @@ async fn worker_process() {
             .recovery_delay(Duration::ZERO);
     }
     if std::env::var_os("GW_TEST_REPEATABLE").is_some() {
-        for task in ["sometimes", "mortal", "poison"] {
+        for task in ["sometimes", "mortal", "poison", "writes"] {
             options = options.task_options(task, TaskOptions::default().repeatable(true));
         }
     }
@@ -628,6 +628,30 @@ impl Ended {
     fn signal(&self, name: &str) {
         assert!(Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap().success());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_frees_the_repeatable_jobs_of_a_suspended_worker() {
+    let db = Db::installed().await;
+    let folder = Folder::new("suspended");
+    db.run("create table written (job bigint, worker int); select graphile_worker.add_job('writes')").await;
+    let start = |number| {
+        let mut command = process_command(db.url(), &folder.0, number);
+        Ended(Claims::DeferredForLong.of(&mut command).env("GW_TEST_MORTAL", "1").spawn().unwrap())
+    };
+    let begun = async |number: i32| {
+        let path = folder.0.join(format!("begun-{number}"));
+        until("the job has begun", async || path.exists().then_some(())).await;
+    };
+    let suspended = start(0);
+    begun(0).await;
+    suspended.signal("-STOP");
+    let _other = start(1);
+    begun(1).await;
+    std::fs::write(folder.0.join("write"), "").unwrap();
+    let left = "select count(*) from graphile_worker._private_jobs";
+    until("the job is done", async || (db.value(left).await == 0).then_some(())).await;
+    assert_eq!(db.value("select json_agg(worker) from written").await, json!([1]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

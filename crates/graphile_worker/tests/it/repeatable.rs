@@ -1,6 +1,6 @@
 //! Repeatable tasks: their jobs run before their claim is written, while a transaction keeps their rows locked.
 
-use crate::support::{Db, Started, until};
+use crate::support::{Db, Started, claim, until};
 use crate::worker_support::{Held, NEVER, options, until_no_jobs, until_true, until_worker_listens, utils};
 use graphile_worker::{
     JobComplete, JobEventContext, JobFilter, JobSpec, JobState, RawJobSpec, RescheduleJobOptions, TaskError,
@@ -371,6 +371,25 @@ async fn a_job_can_complete_itself_in_its_own_transaction() {
     assert_eq!(db.value("select count(distinct job) from done").await, 20);
     assert_eq!(db.value("select count(*) from done").await, 20);
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
+}
+
+#[tokio::test]
+async fn workers_that_do_not_know_of_batches_skip_their_rows() {
+    let db = Db::installed().await;
+    let held = Held::default();
+    let handler = held.clone();
+    let started = Started::new(in_long_batches(with_t(&db, move |_, _| handler.clone().run()))).await;
+    db.add_job("'t'").await;
+    held.begun.notified().await;
+    assert_eq!(claim_of_only_job(&db).await, json!({"attempts": 0, "locked": false}));
+    assert_eq!(claim(&mut db.connect().await, "another").await, None);
+    let elsewhere = Held::default();
+    let handler = elsewhere.clone();
+    run_once(options(&db).define_task("t", move |_: Value, _| handler.clone().run())).await;
+    assert_eq!(elsewhere.runs(), 0);
+    held.go_on.notify_one();
+    until_no_jobs(&db).await;
+    started.stop().await;
 }
 
 /// As a firewall or an administrator does it.
