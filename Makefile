@@ -38,7 +38,7 @@ matrix: npm ## Run the library's tests on the lowest and the newest PostgreSQL (
 	if [ -n "$$failed" ]; then echo "failed on PostgreSQL$$failed" >&2; exit 1; fi
 
 # BENCH="drain latency --rounds 5" chooses, BENCH=--help says what there is.
-bench: programs npm ## Measure beside the limit and the peers (about half an hour, needs npm)
+bench: programs npm ## Measure beside the limit and the peers (about an hour, needs npm)
 	cargo build --release --locked --manifest-path bench/rust_port/Cargo.toml
 	cargo run --release --locked -p graphile_worker_bench -- $(BENCH)
 
