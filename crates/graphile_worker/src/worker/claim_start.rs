@@ -4,7 +4,7 @@
 //! Between the head and that job are only index entries of jobs that are gone. PostgreSQL cannot remove them while any
 //! transaction may still see those jobs: for a moment after each claim, or for minutes if some transaction stays open.
 //! Reading them once is enough. Jobs may appear there again (added with a higher priority, released, retried), so the
-//! worker returns to the head often, but spends at most a tenth of its time on that.
+//! worker returns to the head often, but spends at most about a tenth of its time on reading what is in front.
 
 use chrono::{DateTime, Utc};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 const MIN_HEAD_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The maximum interval, however long such a claim takes.
-const MAX_HEAD_INTERVAL: Duration = Duration::from_secs(5);
+const MAX_HEAD_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A claim from the head may take one part in this many of the time.
+/// One part in this many of the time may be spent on what claims from the head take longer than others.
 const HEAD_SHARE: u32 = 10;
 
 /// A place in the order of jobs.
@@ -31,6 +31,8 @@ pub(crate) struct ClaimStart {
     first_job: Option<Position>,
     /// Until when claims do not read from the head.
     head_due_at: Option<Instant>,
+    /// How long the last claim took that did not start at the head.
+    usual: Option<Duration>,
 }
 
 impl ClaimStart {
@@ -54,8 +56,11 @@ impl ClaimStart {
             return;
         }
         self.first_job = first_job;
-        if from.is_none() {
-            self.head_due_at = Some(now + (took * HEAD_SHARE).clamp(MIN_HEAD_INTERVAL, MAX_HEAD_INTERVAL));
+        if from.is_some() {
+            self.usual = Some(took);
+        } else {
+            let longer = took.saturating_sub(self.usual.unwrap_or(took));
+            self.head_due_at = Some(now + (longer * HEAD_SHARE).clamp(MIN_HEAD_INTERVAL, MAX_HEAD_INTERVAL));
         }
     }
 }
@@ -92,12 +97,15 @@ mod tests {
     }
 
     #[test]
-    fn the_slower_the_head_is_to_read_the_less_often_it_is_read() {
+    fn the_longer_it_takes_to_read_from_the_head_the_less_often_the_worker_does() {
         let mut start = ClaimStart::default();
         let now = Instant::now();
-        start.claimed(None, position(5), true, Duration::from_millis(300), now);
-        assert_eq!(start.next(now + Duration::from_millis(2_900)), position(5));
-        assert_eq!(start.next(now + Duration::from_millis(3_000)), None);
+        start.claimed(None, position(5), true, Duration::from_millis(110), now);
+        start.claimed(position(5), position(5), true, Duration::from_millis(10), now);
+        assert_eq!(start.next(now + MIN_HEAD_INTERVAL), None, "how long others take was not known");
+        start.claimed(None, position(5), true, Duration::from_millis(110), now);
+        assert_eq!(start.next(now + Duration::from_millis(999)), position(5));
+        assert_eq!(start.next(now + Duration::from_millis(1_000)), None);
         start.claimed(None, position(5), true, Duration::from_secs(60), now);
         assert_eq!(start.next(now + MAX_HEAD_INTERVAL), None);
     }

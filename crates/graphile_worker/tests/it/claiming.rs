@@ -2,11 +2,10 @@
 
 use crate::support::{Db, Started, sql_files};
 use crate::worker_support::{all_sent, options, run_once, sending, utils};
-use graphile_worker::WorkerContext;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, PgConnection, Row};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 /// The payloads of the jobs of task `t`, in the order in which they ran.
@@ -175,31 +174,4 @@ async fn a_claim_that_starts_behind_the_head_leaves_earlier_jobs_to_one_that_sta
     assert_eq!(short_claim(&mut connection, "a", start).await, (21..31).collect::<Vec<i64>>());
     assert_eq!(short_claim(&mut connection, "a", start).await, Vec::<i64>::new());
     assert_eq!(short_claim(&mut connection, "a", HEAD).await, (1..11).collect::<Vec<i64>>());
-}
-
-#[tokio::test]
-async fn an_urgent_job_does_not_wait_for_the_backlog() {
-    const BACKLOG: usize = 20_000;
-    let db = Db::installed().await;
-    db.run(&format!("select graphile_worker.add_job('t', '0') from generate_series(1, {BACKLOG})")).await;
-    let ran = Arc::new(Mutex::new(Vec::new()));
-    let (handler, pool) = (ran.clone(), db.pool.clone());
-    let task = move |payload: i64, _: WorkerContext| {
-        let (handler, pool) = (handler.clone(), pool.clone());
-        async move {
-            let nth = {
-                let mut ran = handler.lock().unwrap();
-                ran.push(payload);
-                ran.len()
-            };
-            if nth == 1_000 {
-                let urgent = "select graphile_worker.add_job('t', '1', priority => -1)";
-                sqlx::raw_sql(urgent).execute(&pool).await.unwrap();
-            }
-        }
-    };
-    options(&db).concurrency(2).define_task("t", task).init().await.unwrap().run_once().await.unwrap();
-    let ran = ran.lock().unwrap();
-    assert_eq!(ran.len(), BACKLOG + 1);
-    assert!(ran[..BACKLOG].contains(&1), "it ran last");
 }
