@@ -172,8 +172,8 @@ impl TaskOptions {
         self
     }
 
-    /// Declares that it does no harm to run a job of this task twice (default: no). The worker then runs its jobs three
-    /// times as fast, if they are short: it does not write that it has claimed a job, and deletes the job after its run.
+    /// Declares that it does no harm to run a job of this task twice (default: no). Short jobs then cost less: the worker
+    /// does not write that it has claimed a job, and deletes the job after its run.
     /// Until then it keeps the row locked, for at most 50 milliseconds. If the worker loses its connection meanwhile, the
     /// job may run a second time, even at the same moment. After 50 milliseconds, or if a job has run before, has a key or
     /// a queue, the worker claims it like any other job. No effect on tasks with
