@@ -230,7 +230,8 @@ impl Databases {
     ) -> Result<Migration, Error> {
         let Some(direct) = &self.direct else {
             let mut connection = self.pool.acquire().await.context(|| "connect to the database".to_owned())?;
-            let migrated = migrate_for_worker(ConnectionKind::Known(is_pooled), max_wait, &mut connection, schema).await;
+            let migrated =
+                migrate_for_worker(ConnectionKind::Known(is_pooled), max_wait, &mut connection, schema).await;
             if matches!(migrated, Err(Error::ReadOnly { .. })) {
                 // A session keeps the `default_transaction_read_only` that it began with: the next attempt needs a new one.
                 let _ = connection.close().await;
