@@ -492,21 +492,23 @@ end
 $$;
 
 -- Writes the jobs of a batch whose keys are distinct, and returns them in the order given. The caller has locked the
--- jobs that have these keys (`locked_ids`), so that no other session can change them.
+-- jobs that have these keys, if any (`keys_exist`), so that no other session can change them. `unavailable_ids` are those
+-- of them that are claimed, or have failed for good.
 --
 -- Fails instead of losing or doubling an event if another session has written one of the keys since then: with GWAIT,
 -- unique_violation or lock_not_available. It inserts in the order of the ids, because six indexes then grow at their end
 -- (in the order of the keys: 2 to 4 us a job more). So two batches could wait for each other; `lock_timeout` is below the
 -- deadlock timeout, as in an exchange.
 create or replace function :"schema"._rs_put_keyed_jobs(
-  specs :"schema".job_spec[], task_ids jsonb, job_queue_ids jsonb, preserve_run_at boolean, locked_ids bigint[]
+  specs :"schema".job_spec[], task_ids jsonb, job_queue_ids jsonb, preserve_run_at boolean, keys_exist boolean,
+  unavailable_ids bigint[]
 ) returns setof :"schema"._private_jobs language plpgsql
 set lock_timeout = '100ms'
 as $$
 declare
   written bigint;
 begin
-  if cardinality(locked_ids) = 0 then
+  if not keys_exist then
     -- Without `on conflict`, which would cost 3 to 5 us a job.
     return query
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
@@ -527,7 +529,7 @@ begin
   -- Both statements: see _rs_put_keyed_job.
   update _private_jobs as jobs
   set key = null, attempts = jobs.max_attempts, updated_at = now()
-  where jobs.id = any (locked_ids) and not jobs.is_available;
+  where jobs.id = any (unavailable_ids);
   return query
     insert into _private_jobs as jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
     select
@@ -587,7 +589,8 @@ declare
   task_ids jsonb;
   job_queue_ids jsonb;
   job_keys text[];
-  locked_ids bigint[];
+  keys_exist boolean;
+  unavailable_ids bigint[];
   one_by_one boolean;
   ids bigint[];
   item record;
@@ -655,10 +658,15 @@ begin
   for attempt in 1..1000 loop
     begin
       -- Jobs that exist are locked in the order of their ids, as by every function.
-      locked_ids := array(select id from _private_jobs where key = any (job_keys) order by id for update);
+      select count(*) > 0, array_agg(id) filter (where not is_available) into keys_exist, unavailable_ids
+      from (
+        select id, is_available from _private_jobs where key = any (job_keys) order by id for update
+      ) as existing;
       if not one_by_one then
         return query
-          select * from _rs_put_keyed_jobs(specs, task_ids, job_queue_ids, job_key_preserve_run_at, locked_ids);
+          select * from _rs_put_keyed_jobs(
+            specs, task_ids, job_queue_ids, job_key_preserve_run_at, keys_exist, unavailable_ids
+          );
         return;
       end if;
 
@@ -676,7 +684,7 @@ begin
     exception
       when unique_violation or lock_not_available then
         -- Another transaction writes jobs with the same keys at the same time: from now on one by one, in its order.
-        if one_by_one or locked_ids is null then
+        if one_by_one or keys_exist is null then
           raise;
         end if;
         one_by_one := true;
