@@ -14,7 +14,7 @@
 --  $6 $7 $8 where the claim starts: priority, run_at and id of a job, all null for the head (`claim_start.rs`)
 --  $9 how many bytes of payloads it may take, about   $10 what time it is, or null for the database's
 --  $11 how many seconds old its heartbeat may be, null if it has none
---  $12 $13 $14 forbidden, accepted and allowed flags, or null
+--  $12 $13 $14 forbidden, accepted and allowed flags, or null   $15 ids of all tasks it runs
 --
 -- Returns the claimed jobs and one last row without an id, like `exchange.sql`. That row also says whether there are due
 -- jobs with a queue (`queued_wait`), and where the first job without a queue was (`first_…`).
@@ -202,16 +202,26 @@ select
       and reported.id not in (select id from done)
       and reported.id not in (select id from blocked)
   ),
+  -- Only the first ones of each priority: if all of those are of other workers, `exchange.sql` reads further.
   exists (
     select from queued_priorities as known, lateral (
-      select from :"schema"._private_jobs as jobs
-      where jobs.is_available = true
-        and jobs.job_queue_id >= '-2147483648'
-        and jobs.priority = known.priority
-        and jobs.run_at <= clock.now
-      order by jobs.run_at, jobs.id
-      limit 1
-    ) as due
+      select count(*) as read, bool_or(
+        first.task_id = any ($15::int[])
+        and ($12::text[] is null or (first.flags ?| $12) is not true)
+        and case when $13::text[] is not null then first.flags ?| $13 else true end
+        and case when $14::jsonb is not null then (first.flags <@ $14) is not false else true end
+      ) as is_any_ours
+      from (
+        select jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
+        where jobs.is_available = true
+          and jobs.job_queue_id >= '-2147483648'
+          and jobs.priority = known.priority
+          and jobs.run_at <= clock.now
+        order by jobs.run_at, jobs.id
+        limit 50
+      ) as first
+    ) as waiting
+    where waiting.is_any_ours or waiting.read = 50
   ),
   first.priority, first.run_at, first.id
 from clock

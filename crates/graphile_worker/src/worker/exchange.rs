@@ -642,6 +642,7 @@ impl Exchange {
             .bind(&request.flags.forbidden)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
+            .bind(&self.lanes.tasks().ids)
             .fetch_all(connection)
             .await
             .context(context)?;
