@@ -422,11 +422,17 @@ async fn a_slow_worker_that_was_declared_dead_writes_nothing_and_continues_under
     .await;
     let id = add(&db, "'t'").await;
     let (first, _) = runs.recv().await.unwrap();
-    // As a sweep does that finds only an old heartbeat.
-    db.run(
-        "begin; update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '1 hour';
-         select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit",
-    )
+    // As a sweep does that finds only an old heartbeat. It does nothing while the worker itself is sweeping.
+    until("the worker is declared dead", async || {
+        db.run(
+            "begin; update graphile_worker._rs_workers set last_heartbeat_at = now() - interval '1 hour';
+             select graphile_worker._rs_sweep_stale_workers(recovery_delay := '0'); commit",
+        )
+        .await;
+        let is_registered =
+            format!("select exists (select from graphile_worker._rs_workers where worker_id = '{first}')");
+        (db.value(&is_registered).await == false).then_some(())
+    })
     .await;
     let (second, attempts) = runs.recv().await.unwrap();
     assert_ne!(first, second);

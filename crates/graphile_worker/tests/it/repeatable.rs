@@ -394,7 +394,13 @@ async fn workers_that_do_not_know_of_batches_skip_their_rows() {
 
 /// As a firewall or an administrator does it.
 async fn terminate_lanes(db: &Db) {
-    db.run(&format!("select pg_terminate_backend(pid, 10000) {LANES}")).await;
+    let pids = db.value(&format!("select coalesce(json_agg(pid), '[]') {LANES}")).await.to_string();
+    let of_pids = format!("from pg_stat_activity where '{pids}'::jsonb @> to_jsonb(pid)");
+    db.run(&format!("select pg_terminate_backend(pid) {of_pids}")).await;
+    until("their connections are closed", async || {
+        (db.value(&format!("select count(*) {of_pids}")).await == 0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -586,6 +592,9 @@ async fn a_worker_whose_lanes_cannot_connect_claims_like_others() {
     until_worker_listens(&db).await;
     let mut elsewhere = PgConnection::connect_with(&db.options().database("postgres")).await.unwrap();
     let name = db.value("select current_database()").await;
+    // The test itself needs connections that are open already.
+    let open: Vec<_> = futures_util::future::join_all((0..4).map(|_| db.pool.acquire())).await;
+    drop(open);
     for allowed in [false, true] {
         let sql = format!("alter database \"{}\" allow_connections {allowed}", name.as_str().unwrap());
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut elsewhere).await.unwrap();
