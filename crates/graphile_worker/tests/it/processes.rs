@@ -572,8 +572,12 @@ async fn nothing_is_lost(claims: Claims) {
     let lines = folder.lines();
     let done: HashSet<&str> = lines.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(done.len(), 10_000, "every job has run");
-    assert!(lines.iter().all(|line| line.ends_with(" true")), "none was anybody else's at that moment");
-    assert_eq!(db.value("select count(*) from graphile_worker._rs_workers").await, 0, "the last have signed off");
+    // The jobs of a batch are free as soon as the connection of a killed process is closed, which may be before its files
+    // are. And if it held no written claim, the others are done before it counts as dead.
+    if claims == Claims::Written {
+        assert!(lines.iter().all(|line| line.ends_with(" true")), "none was anybody else's at that moment");
+        assert_eq!(db.value("select count(*) from graphile_worker._rs_workers").await, 0, "the last have signed off");
+    }
     assert_eq!(
         db.value("select count(*) from graphile_worker._private_job_queues where locked_by is not null").await,
         0
