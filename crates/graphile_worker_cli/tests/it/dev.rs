@@ -149,9 +149,11 @@ fn an_ordinary_user_can_use_it() {
     let folder = folder_with_a_task();
     let given = Command::new("chown").args(["-R", "nobody"]).arg(folder.path()).status().unwrap();
     assert!(given.success());
-    // The binary may be in a folder that other users cannot enter.
+    // The binary may be in a folder that other users cannot enter. Copied by another process: a child of a test that runs
+    // at the same time would inherit the open copy, and a program that is open for writing cannot be run.
     let binary = folder.path().join("graphile-worker");
-    std::fs::copy(graphile_worker(&[]).get_program(), &binary).unwrap();
+    let copied = Command::new("cp").arg(graphile_worker(&[]).get_program()).arg(&binary).status().unwrap();
+    assert!(copied.success());
     let mut command = Command::new("setpriv");
     command.args(["--reuid=nobody", "--clear-groups"]).arg(&binary).arg("dev").current_dir(folder.path());
     let mut dev = Running::start(command);
