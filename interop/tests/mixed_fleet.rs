@@ -2,11 +2,12 @@
 
 #![allow(missing_docs)]
 
-use graphile_worker::{WorkerContext, WorkerOptions};
+use graphile_worker::{TaskOptions, WorkerContext, WorkerOptions};
 use graphile_worker_interop::Db;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// The same as Node's tasks do in `node/worker.cjs`.
 async fn note(ctx: &WorkerContext, state: &str) {
@@ -119,4 +120,96 @@ async fn a_job_that_node_adds_wakes_our_worker() {
     }
     worker.request_shutdown();
     ours.await.expect("our worker").expect("our worker");
+}
+
+/// Our worker runs the jobs of a repeatable task before their claims are written. Node's worker sees rows that are free, but
+/// locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn node_leaves_the_jobs_alone_that_run_before_their_claims_are_written() {
+    for package in ["graphile-worker", "graphile-worker-0.17"] {
+        let db = Arc::new(Db::ours().await);
+        db.run(
+            "create table ran (id serial, task text, payload json, state text, queue int);
+             select graphile_worker.add_job('note', to_json(n)) from generate_series(1, 4) n",
+        )
+        .await;
+        let gate = Arc::new(Semaphore::new(0));
+        let worker = WorkerOptions::default()
+            .pg_pool(db.pool.clone())
+            .concurrency(4)
+            .listen_os_shutdown_signals(false)
+            .longest_batch(Duration::from_secs(3600))
+            .define_task("note", {
+                let gate = gate.clone();
+                move |_: Value, ctx| {
+                    let gate = gate.clone();
+                    async move {
+                        note(&ctx, "start").await;
+                        let _open = gate.acquire().await.expect("the gate");
+                        note(&ctx, "end").await;
+                    }
+                }
+            })
+            .task_options("note", TaskOptions::default().repeatable(true));
+        let worker = Arc::new(worker.init().await.expect("a worker"));
+        let ours = tokio::spawn({
+            let worker = worker.clone();
+            async move { worker.run().await }
+        });
+        db.until("select count(*) = 4 from ran where state = 'start'").await;
+        let claims = "select count(*) from graphile_worker._private_jobs where locked_by is not null or attempts > 0";
+        assert_eq!(db.value(claims).await, json!(0), "{package}: no claim is written");
+        db.run("select graphile_worker.add_job('slow', '5')").await;
+
+        // Runs what it finds, and ends.
+        db.node_works(package).await;
+        let states = "select json_agg(state order by id) from ran where payload::text <> '5'";
+        assert_eq!(
+            db.value(states).await,
+            json!(["start", "start", "start", "start"]),
+            "{package}: Node ran none of them"
+        );
+        let nodes = "select json_agg(state order by id) from ran where payload::text = '5'";
+        assert_eq!(db.value(nodes).await, json!(["start", "end"]), "{package}: Node ran its own");
+
+        gate.add_permits(4);
+        db.until("select count(*) = 0 from graphile_worker._private_jobs").await;
+        worker.request_shutdown();
+        ours.await.expect("our worker").expect("our worker");
+        let states = "select json_object_agg(state, jobs) from (
+                 select state, json_build_array(count(*), count(distinct payload::text)) as jobs
+                 from ran where payload::text <> '5' group by state
+             ) as by_state";
+        assert_eq!(db.value(states).await, json!({ "start": [4, 4], "end": [4, 4] }), "{package}");
+    }
+}
+
+/// With both at work on one backlog, each job of a repeatable task still runs once while nothing breaks.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_repeatable_job_runs_once_beside_node() {
+    let db = Arc::new(Db::ours().await);
+    db.run(
+        "create table ran (id serial, task text, payload json, state text, queue int);
+         select graphile_worker.add_job('note', to_json(n)) from generate_series(1, 2000) n",
+    )
+    .await;
+    let options = our_worker(&db).task_options("note", TaskOptions::default().repeatable(true));
+    let worker = Arc::new(options.longest_batch(Duration::from_secs(3600)).init().await.expect("a worker"));
+    let nodes = tokio::task::spawn_blocking({
+        let db = db.clone();
+        move || db.node_works_on_what_is_there("graphile-worker")
+    });
+    while db.value("select count(*) from ran").await == json!(0) && !nodes.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    let ours = tokio::spawn({
+        let worker = worker.clone();
+        async move { worker.run().await }
+    });
+    db.until("select count(*) = 0 from graphile_worker._private_jobs").await;
+    worker.request_shutdown();
+    ours.await.expect("our worker").expect("our worker");
+    nodes.await.expect("Node's worker");
+    let notes = "select json_build_array(count(*), count(distinct payload::text)) from ran";
+    assert_eq!(db.value(notes).await, json!([2000, 2000]));
 }
