@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::check::{AddedEvent, AddedJob, CallError, Load};
 use crate::record::{MILLISECOND, Nanos, lock, now};
-use crate::worker::{FLAG, LIMITED, Payload, SCRIPTED};
+use crate::worker::{FLAG, LIMITED, Payload, REPEATABLE, SCRIPTED};
 use chrono::{TimeDelta, Utc};
 use graphile_worker::{CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, WorkerUtils};
 use serde_json::{Value, json};
@@ -256,6 +256,12 @@ impl Driver {
             5..9 => {
                 payload.work_ms = Some(random.u64(20..150));
                 LIMITED
+            }
+            9..30 => {
+                // Some of them longer than a batch, some of which fail.
+                payload.work_ms = Some(if random.u8(..20) == 0 { random.u64(50..200) } else { random.u64(..10) });
+                payload.fail_first = (random.u8(..20) == 0).then(|| random.i16(1..3));
+                REPEATABLE
             }
             0..55 => "plain",
             55..58 => {

@@ -23,8 +23,11 @@ const POLL: Duration = Duration::from_secs(1);
 pub(crate) const CRON_SPEED: i64 = 12;
 
 /// The tasks. A payload is [`Payload`], for `keyed` an array of event numbers.
-pub(crate) const TASKS: [&str; 9] =
-    ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated", LIMITED];
+pub(crate) const TASKS: [&str; 10] =
+    ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated", LIMITED, REPEATABLE];
+
+/// The task whose jobs may run twice, so that a worker runs them before it writes their claims.
+pub(crate) const REPEATABLE: &str = "repeatable";
 
 /// The task of which a worker runs only [`LIMIT`] jobs at a time.
 pub(crate) const LIMITED: &str = "limited";
@@ -174,6 +177,7 @@ fn options(
         .cron_clock(clock)
         .with_crons(graphile_worker::parse_crontab("* * * * * cron ?id=tick")?)
         .task_options(LIMITED, TaskOptions::default().max_concurrent(LIMIT))
+        .task_options(REPEATABLE, TaskOptions::default().repeatable(true))
         .on(WorkerStart, move |_| {
             ready.write(&Line::Ready { at: now(), clock: Utc::now().timestamp() });
             async {}
@@ -245,7 +249,7 @@ async fn work(task: &'static str, payload: Value, ctx: WorkerContext, mut run: R
         None => tokio::time::sleep(Duration::from_millis(id.unsigned_abs() % 50)).await,
     }
     let (outcome, answer) = match task {
-        "failing" if attempt <= payload.fail_first.unwrap_or(0) => {
+        "failing" | REPEATABLE if attempt <= payload.fail_first.unwrap_or(0) => {
             let wait = Duration::from_millis(50 * id.unsigned_abs() % 400);
             (Outcome::Failed, Err(TaskError::retry_after(wait, "this attempt is meant to fail")))
         }
