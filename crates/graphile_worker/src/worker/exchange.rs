@@ -12,6 +12,7 @@
 
 use super::claim_size::CLAIM_BYTES;
 use super::claim_start::{ClaimStart, Position};
+use super::head_claims::HeadClaims;
 use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
@@ -88,6 +89,7 @@ pub(crate) struct Lanes {
     in_doubt: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
     claim_start: Mutex<ClaimStart>,
+    head_claims: Mutex<HeadClaims>,
     /// Whether the last claim has found that no due job has a queue.
     no_queued_wait: AtomicBool,
     /// The tasks whose jobs without a queue the deferred lanes claim, and not the exchanges.
@@ -169,6 +171,10 @@ impl Lanes {
 
     fn claim_start(&self) -> MutexGuard<'_, ClaimStart> {
         self.claim_start.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn head_claims(&self) -> MutexGuard<'_, HeadClaims> {
+        self.head_claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tasks(&self) -> Arc<KnownTasks> {
@@ -605,11 +611,65 @@ impl Exchange {
         // If the deferred lanes claim the jobs of some of the tasks, the jobs of the others are claimed task by task.
         let unqueued = self.lanes.not_deferred(&self.lanes.tasks().ids);
         let is_one_order = unqueued.is_empty() || unqueued.len() == self.lanes.tasks().ids.len();
+        let is_only_claim = is_simple && report.is_empty() && request.jobs > 0;
+        if is_only_claim
+            && is_one_order
+            && !unqueued.is_empty()
+            && self.lanes.head_claims().begin()
+            && let Some(answer) = self.claim_head(connection, &unqueued, request).await?
+        {
+            return Ok(answer);
+        }
         if is_simple && (request.jobs == 0 || (no_queued_wait && is_one_order)) {
             self.exchange_unqueued(connection, report, request).await
         } else {
             self.exchange_any(connection, report, free_queues, request).await
         }
+    }
+
+    /// Claims some of the first jobs. Returns `None` if it brings none, although jobs may be due.
+    async fn claim_head(
+        &self,
+        connection: &mut PgConnection,
+        task_ids: &[i32],
+        request: &ClaimRequest,
+    ) -> Result<Option<Answer>, Error> {
+        let context = || "claim jobs".to_owned();
+        let rows = self
+            .statements
+            .claim_head
+            .query()
+            .bind(&*self.shared.worker_id)
+            .bind(task_ids)
+            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
+            .bind(request.now)
+            .bind(request.freshness)
+            .bind(&request.flags.forbidden)
+            .bind(&request.flags.accepted)
+            .bind(&request.flags.allowed)
+            .fetch_all(connection)
+            .await
+            .context(context)?;
+        let Some((about, jobs)) = rows.split_last() else { return Ok(None) };
+        let is_conclusive: bool = about.try_get("is_conclusive").context(context)?;
+        let jobs = self.jobs(jobs).context(context)?;
+        let mut head_claims = self.lanes.head_claims();
+        match (is_conclusive, jobs.is_empty()) {
+            (true, _) => head_claims.was_conclusive(),
+            (false, false) => head_claims.was_partial(),
+            (false, true) => {
+                head_claims.was_in_vain();
+                return Ok(None);
+            }
+        }
+        Ok(Some(Answer {
+            jobs,
+            contended: about.try_get("contended").context(context)?,
+            is_partial: !is_conclusive,
+            nothing_waits: about.try_get("nothing_waits").context(context)?,
+            clock: about.try_get("clock").context(context)?,
+            ..Answer::default()
+        }))
     }
 
     /// The short exchange: reports completed jobs without a queue, and claims jobs without a queue.
@@ -651,6 +711,7 @@ impl Exchange {
             let is_full = answer.jobs.len() >= request.jobs;
             let first_job = first_job(about).context(context)?;
             self.lanes.claim_start().claimed(start, first_job, is_full, started.elapsed(), Instant::now());
+            self.lanes.head_claims().read_everything(is_full);
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
             answer.is_partial = !is_full && (queued_wait || start.is_some());
@@ -711,6 +772,7 @@ impl Exchange {
         if let (Some(about), true) = (rows.last(), request.jobs > 0) {
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
+            self.lanes.head_claims().read_everything(rows.len() > request.jobs);
         }
         self.answer(&rows).context(context)
     }
@@ -740,6 +802,7 @@ impl Exchange {
             contended: about.try_get("contended")?,
             clock: about.try_get("clock")?,
             is_partial: false,
+            nothing_waits: false,
             took: Duration::ZERO,
         })
     }

@@ -8,6 +8,7 @@ mod deferred;
 pub(crate) mod exchange;
 pub(crate) mod execute;
 mod external_tasks;
+mod head_claims;
 mod heartbeat;
 pub(crate) mod inflight;
 pub(crate) mod listener;

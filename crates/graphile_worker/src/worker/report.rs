@@ -83,6 +83,8 @@ pub(crate) struct Answer {
     /// Whether the claim has not looked at all due jobs, although it got fewer than it wanted: those with a queue, or those
     /// in front of the place where it started. The next claim does.
     pub(crate) is_partial: bool,
+    /// Whether the claim has seen that no job is left, not even one that is due later.
+    pub(crate) nothing_waits: bool,
     /// The time of the claim.
     pub(crate) clock: Option<DateTime<Utc>>,
     pub(crate) took: Duration,

@@ -283,7 +283,7 @@ impl<'w> RunLoop<'w> {
         if self.exchange.take_tasks_loaded() {
             self.inflight.wake_batch();
         }
-        let Answer { contended, is_partial, clock, .. } = reply.answer;
+        let Answer { contended, is_partial, nothing_waits, clock, .. } = reply.answer;
         let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
         let recorded = self.take_in(report, reply);
@@ -309,7 +309,9 @@ impl<'w> RunLoop<'w> {
         }
         if request.jobs > claimed && !contended {
             self.contended_since = None;
-            self.claim_when_due(clock, request.now).await;
+            if !nothing_waits {
+                self.claim_when_due(clock, request.now).await;
+            }
         }
         Ok(Next::Continue)
     }

@@ -175,3 +175,82 @@ async fn a_claim_that_starts_behind_the_head_leaves_earlier_jobs_to_one_that_sta
     assert_eq!(short_claim(&mut connection, "a", start).await, Vec::<i64>::new());
     assert_eq!(short_claim(&mut connection, "a", HEAD).await, (1..11).collect::<Vec<i64>>());
 }
+
+/// The payloads of the claimed jobs, whether no other job is due, and whether none waits.
+type HeadClaim = (Vec<i64>, bool, bool);
+
+/// A claim of the first jobs by a worker of task 1.
+async fn head_claim(connection: &mut PgConnection, wanted: i32) -> HeadClaim {
+    let files = sql_files();
+    let (_, text) = files.iter().find(|(name, _)| name == "claim_head.sql").expect("the file");
+    let text = text.replace(":\"schema\"", "graphile_worker");
+    let prepare = format!(
+        "deallocate all; prepare claim(text, int[], int, timestamptz, float8, text[], text[], jsonb) as {text}"
+    );
+    sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
+    let execute = format!("execute claim('w', '{{1}}', {wanted}, null, null, '{{forbidden}}', null, null)");
+    let rows = sqlx::query(AssertSqlSafe(execute)).persistent(false).fetch_all(connection).await.unwrap();
+    let (about, jobs) = rows.split_last().expect("the last row");
+    let number =
+        |payload: String| -> Option<i64> { payload.trim_start_matches('[').split(',').next()?.trim().parse().ok() };
+    let mut payloads: Vec<i64> = jobs.iter().filter_map(|row| number(row.get("payload"))).collect();
+    payloads.sort_unstable();
+    (payloads, about.get("is_conclusive"), about.get("nothing_waits"))
+}
+
+#[tokio::test]
+async fn a_claim_of_the_first_jobs_keeps_their_order_and_says_whether_more_may_be_due() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', job_key => 'k'), graphile_worker.remove_job('k')").await;
+    let large = r#"json_build_array(2, (select string_agg(md5(n::text), '') from generate_series(1, 10000) n))"#;
+    let large = format!("'t', {large}");
+    let later = "run_at => now() + interval '1 hour'";
+    let (four_later, other) = (format!("'t', '9', {later}"), "'other', '9'");
+    // What is in the table, how many jobs the worker wants, and what the claim says.
+    let cases: [(&str, &[&str], i32, HeadClaim); 13] = [
+        ("nothing", &[], 10, (vec![], true, true)),
+        ("one job", &["'t', '1'"], 10, (vec![1], true, true)),
+        ("one more than it wants", &["'t', '1'", "'t', '2'"], 1, (vec![1], true, false)),
+        ("a job that is due later", &["'t', '1'", &format!("'t', '2', {later}")], 10, (vec![1], true, false)),
+        ("only jobs that are due later", &[&*four_later; 5], 10, (vec![], true, false)),
+        (
+            "behind four that are due later, one of another priority",
+            &[&[&*four_later; 4][..], &["'t', '1', priority => 5"]].concat(),
+            10,
+            (vec![], false, false),
+        ),
+        ("more than it reads", &["'t', '1'", "'t', '2'", "'t', '3'", "'t', '4'"], 10, (vec![1, 2, 3, 4], false, true)),
+        ("a job of another task", &[other, "'t', '1'"], 10, (vec![1], false, false)),
+        ("only jobs of another task", &[other; 5], 10, (vec![], false, false)),
+        ("a job with a forbidden flag", &["'t', '2', flags => '{forbidden}'", "'t', '1'"], 10, (vec![1], false, false)),
+        ("a job with a queue", &["'t', '1'", "'t', '2', queue_name => 'q'"], 10, (vec![], false, false)),
+        (
+            "a job with a queue that is due later",
+            &["'t', '1'", &format!("'t', '2', queue_name => 'q', {later}")],
+            10,
+            (vec![1], true, false),
+        ),
+        ("a large job in front", &[&format!("{large}, priority => -1"), "'t', '1'"], 10, (vec![2], false, false)),
+    ];
+    for (what, jobs, wanted, claimed) in cases {
+        let mut transaction = db.pool.begin().await.unwrap();
+        for job in jobs {
+            let add = format!("select graphile_worker.add_job({job})");
+            sqlx::raw_sql(AssertSqlSafe(add)).execute(&mut *transaction).await.unwrap();
+        }
+        assert_eq!(head_claim(&mut transaction, wanted).await, claimed, "{what}");
+        transaction.rollback().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_claim_of_the_first_jobs_waits_for_no_other_claim() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 3) n").await;
+    let mut other = db.pool.begin().await.unwrap();
+    let lock = "select from graphile_worker._private_jobs where id = 1 for update";
+    sqlx::raw_sql(lock).execute(&mut *other).await.unwrap();
+    let mut connection = db.connect().await;
+    assert_eq!(head_claim(&mut connection, 1).await, (vec![], false, false), "it reads further");
+    assert_eq!(head_claim(&mut connection, 10).await, (vec![2, 3], true, false));
+}

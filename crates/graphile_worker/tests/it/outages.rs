@@ -359,6 +359,7 @@ async fn an_error_that_is_not_transient_is_reported_at_once() {
 async fn a_silent_partition_ends_with_the_answer_timeout() {
     for in_code in [true, false] {
         let db = Db::installed().await;
+        db.add_job("'t'").await;
         let (log, _guard) = Log::start();
         let network = Network::default();
         let url = network.url(&db, TcpListener::bind("127.0.0.1:0").await.unwrap());
@@ -375,7 +376,6 @@ async fn a_silent_partition_ends_with_the_answer_timeout() {
             async move { goes_on.notified().await }
         }))
         .await;
-        db.add_job("'t'").await;
         begun.notified().await;
         // When it begins, a worker frees old locks. After that it asks nothing until the job has ended.
         let rests = "select count(*) from pg_stat_activity where datname = current_database() and state = 'idle'

@@ -124,6 +124,24 @@ async fn a_short_exchange_is_planned_the_same_whether_the_table_was_empty_or_ful
 }
 
 #[tokio::test]
+async fn a_claim_of_the_first_jobs_is_planned_the_same_whether_the_table_was_empty_or_full() {
+    let db = Db::installed().await;
+    let mut connection = db.connect().await;
+    for when in ["never analyzed", "empty when it was vacuumed", "full when it was vacuumed"] {
+        if when.starts_with("full") {
+            db.run("select graphile_worker.add_job('t') from generate_series(1, 2000)").await;
+        }
+        if when != "never analyzed" {
+            db.run("vacuum analyze graphile_worker._private_jobs").await;
+        }
+        let types = "text, int[], int, timestamptz, float8, text[], text[], jsonb";
+        let arguments = "'w', '{1}', 100, null, null, null, null, null";
+        let plan = plan_of(&mut connection, "claim_head", types, arguments).await;
+        assert_uses_index(&plan, 6, when);
+    }
+}
+
+#[tokio::test]
 async fn an_exchange_is_planned_the_same_whether_the_table_was_empty_or_full() {
     let db = Db::installed().await;
     let mut connection = db.connect().await;

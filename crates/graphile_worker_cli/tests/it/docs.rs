@@ -557,7 +557,7 @@ fn the_walk_of_a_job_is_short_and_its_functions_exist() {
     let mut seen = BTreeSet::new();
     let back = moves.split(['→', '\n']).map(str::trim).filter(|file| !file.is_empty() && !seen.insert(*file)).count();
     let names = files.iter().map(|file| file.rsplit('/').next().unwrap_or(file).trim_end_matches(".rs"));
-    let sql = ["add_job.sql", "110-functions.sql", "exchange_unqueued.sql"];
+    let sql = ["add_job.sql", "110-functions.sql", "claim_head.sql", "exchange_unqueued.sql"];
     assert_eq!(seen, names.filter(|name| !name.ends_with(".sql")).chain(sql).collect::<BTreeSet<_>>());
     assert!(back <= 25, "the walk comes back {back} times");
     assert!(page.text.contains(&format!("you come back {back} times")), "the walk comes back {back} times");
