@@ -121,6 +121,7 @@ pub(crate) struct Statements {
     pub(crate) held: Statement,
     pub(crate) held_queues: Statement,
     pub(crate) next_run_at: Statement,
+    pub(crate) count_workers: Statement,
     pub(crate) terminate_earlier_connections: Statement,
     pub(crate) newer_steps: Statement,
     pub(crate) ensure_tasks: Statement,
@@ -252,6 +253,7 @@ impl Statements {
             terminate_earlier_connections: statement(include_str!(
                 "../../sql/queries/terminate_earlier_connections.sql"
             )),
+            count_workers: statement(include_str!("../../sql/queries/count_workers.sql")),
             next_run_at: statement(include_str!("../../sql/queries/next_run_at.sql")),
             newer_steps: statement(include_str!("../../sql/queries/newer_steps.sql")),
             ensure_tasks: statement(include_str!("../../sql/queries/ensure_tasks.sql")),

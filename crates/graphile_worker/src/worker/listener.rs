@@ -5,6 +5,7 @@
 //! shares server connections it does not listen at all, because its notifications would reach other clients.
 //! `next_claim` decides when to claim without a notification.
 
+use super::wake_order;
 use crate::context::Shared;
 use crate::db::connect::DatabaseConfig;
 use crate::db::session;
@@ -13,7 +14,7 @@ use crate::retry::jitter;
 use crate::schema::upgrade::{LeaveNotice, notice_in_ledgers};
 use sqlx::Acquire;
 use sqlx::postgres::{PgListener, PgPoolOptions};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -67,6 +68,10 @@ struct LedgerChecks {
     tasks_changed: AtomicBool,
     /// The worker cannot listen, and polls.
     is_poll_only: AtomicBool,
+    /// How many workers listen, about.
+    workers: AtomicU32,
+    /// New jobs were added since the workers were counted.
+    was_notified: AtomicBool,
 }
 
 /// Whether the worker has to stop, and why.
@@ -132,6 +137,16 @@ impl Listener {
     /// Whether the worker polls, because it cannot listen or is configured not to.
     pub(crate) fn is_poll_only(&self) -> bool {
         self.checks.is_poll_only.load(Ordering::Acquire)
+    }
+
+    /// Whether new jobs were added since this was last called.
+    pub(crate) fn take_notified(&self) -> bool {
+        self.checks.was_notified.swap(false, Ordering::AcqRel)
+    }
+
+    /// Sets how many workers listen, which decides how soon this one claims (`wake_order`).
+    pub(crate) fn set_workers(&self, workers: u32) {
+        self.checks.workers.store(workers, Ordering::Release);
     }
 
     /// Returns when there may be new jobs, or something to check.
@@ -260,11 +275,17 @@ async fn listen(
     let mut probing = false;
     let mut silent_since = Instant::now();
     let mut ledger_reads = LedgerReads::default();
+    let mut wake_up = WakeUp::default();
     loop {
         let patience = if probing { probe.timeout } else { probe.interval };
         let received = tokio::select! {
             received = listener.try_recv() => Some(received),
             () = tokio::time::sleep_until((silent_since + patience).into()) => None,
+            () = wake_up.is_due() => {
+                wake_up.at = None;
+                woken.notify_one();
+                continue;
+            }
             () = ledger_reads.is_due() => {
                 ledger_reads.finished();
                 if let Ok(connection) = listener.acquire().await
@@ -281,7 +302,14 @@ async fn listen(
                 probing = false;
                 match notification.channel() {
                     "jobs:insert" if notification.payload().contains(&own) => {}
-                    "jobs:insert" => woken.notify_one(),
+                    "jobs:insert" => {
+                        checks.was_notified.store(true, Ordering::Release);
+                        let workers = checks.workers.load(Ordering::Acquire);
+                        match wake_order::delay(notification.payload(), worker_id, workers) {
+                            Duration::ZERO => woken.notify_one(),
+                            delay => wake_up.plan(Instant::now() + delay),
+                        }
+                    }
                     "worker:tasks" if notification.payload() == shared.statements.schema.name() => {
                         checks.tasks_changed.store(true, Ordering::Release);
                         woken.notify_one();
@@ -307,6 +335,27 @@ async fn listen(
                     Err(_) => return "the connection does not answer".to_owned(),
                 }
             }
+        }
+    }
+}
+
+/// When to wake the worker for new jobs.
+#[derive(Default)]
+struct WakeUp {
+    at: Option<Instant>,
+}
+
+impl WakeUp {
+    /// Plans to wake the worker then. If it is woken earlier, it also finds these jobs, because they are committed.
+    fn plan(&mut self, at: Instant) {
+        self.at = Some(self.at.map_or(at, |planned| planned.min(at)));
+    }
+
+    /// Returns when the worker has to be woken.
+    async fn is_due(&self) {
+        match self.at {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
-//! releases locks that are older than 4 hours, checks whether a newer release changes the schema, and warns of rows
-//! that stay locked.
+//! releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
+//! and warns of rows that stay locked.
 //!
 //! Recovery of dead workers is not here: see `recovery`.
 
@@ -22,12 +22,16 @@ const FRESH_LOCKS_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// How often a worker that polls checks whether a newer release changes the schema.
 const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How often a worker counts the workers, at most; only if jobs were added meanwhile.
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// When each kind of maintenance is due.
 pub(super) struct Maintenance {
     keep_locks_fresh_after: Duration,
     fresh_locks_at: Instant,
     stale_locks_at: Instant,
     ledgers_at: Instant,
+    count_at: Instant,
     has_warned_of_blocked: bool,
 }
 
@@ -39,6 +43,7 @@ impl Maintenance {
             fresh_locks_at: now,
             stale_locks_at: now,
             ledgers_at: now + LEDGERS_INTERVAL,
+            count_at: now,
             has_warned_of_blocked: false,
         }
     }
@@ -65,6 +70,17 @@ impl Maintenance {
         }
         self.stale_locks_at = Instant::now() + jittered(STALE_LOCKS_INTERVAL);
         exchange.release_stale_locks().await;
+    }
+
+    /// Counts the workers, if jobs were added since.
+    pub(super) async fn count_workers(&mut self, exchange: &mut Exchange, listener: &Listener) {
+        if self.count_at > Instant::now() || !listener.take_notified() {
+            return;
+        }
+        self.count_at = Instant::now() + jittered(COUNT_INTERVAL);
+        if let Some(workers) = exchange.count_workers().await {
+            listener.set_workers(workers);
+        }
     }
 
     /// Checks whether a newer release changes the schema, if the worker polls or may have missed a notification.
@@ -128,6 +144,18 @@ impl Exchange {
             let worker_id = &*self.shared.worker_id;
             info!(label = "worker", worker_id, jobs, queues, "released locks older than 4 hours");
         }
+    }
+
+    /// How many workers are connected to this database, about.
+    async fn count_workers(&mut self) -> Option<u32> {
+        let connection = self.connection.as_mut()?;
+        let query = self.session.fetch_one(connection, self.statements.count_workers.query().persistent(false));
+        let Ok(counted) = tokio::time::timeout(self.answer_timeout, query).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        u32::try_from(counted.ok()?.try_get::<i64, _>("workers").ok()?).ok()
     }
 
     /// Makes the worker stop if a newer release has changed the schema, or is about to. Returns false if the ledgers

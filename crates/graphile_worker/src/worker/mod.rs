@@ -22,6 +22,7 @@ pub(crate) mod settings;
 pub(crate) mod settle;
 mod start;
 mod startup;
+mod wake_order;
 
 use crate::Error;
 use crate::context::Shared;

@@ -341,6 +341,7 @@ impl<'w> RunLoop<'w> {
         let is_leaving = self.leave_at.is_some();
         if !is_leaving {
             self.maintenance.release_stale_locks(&mut self.exchange).await;
+            self.maintenance.count_workers(&mut self.exchange, &self.listener).await;
         }
         let shutdown = &self.worker.shutdown;
         tokio::select! {

@@ -1,7 +1,7 @@
 //! When an idle worker claims: on a notification, when a job is due, and by polling.
 
 use crate::support::{Db, Started, until};
-use crate::worker_support::{LISTENERS, sending, until_worker_listens};
+use crate::worker_support::{Held, LISTENERS, options, sending, until_worker_listens};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -43,6 +43,34 @@ async fn a_job_that_becomes_due_while_another_runs_is_started() {
     let started = Started::new(options).await;
     assert_eq!(ran.recv().await, Some(1));
     started.stop().await;
+}
+
+/// In a large fleet, most workers claim a little later. The only one that can run the jobs must not rely on the others.
+#[tokio::test]
+async fn in_a_large_fleet_each_job_starts_although_most_workers_are_busy_or_have_other_tasks() {
+    let db = Db::installed().await;
+    let mut fleet = Vec::new();
+    for _ in 0..10 {
+        fleet.push(Started::new(options(&db).define_task("other", |_: Value, _| async {})).await);
+    }
+    let held = Held::default();
+    let busy = options(&db).define_task("t", {
+        let held = held.clone();
+        move |_: Value, _| held.clone().run()
+    });
+    fleet.push(Started::new(busy.concurrency(1)).await);
+    db.add_job("'t', '0'").await;
+    held.begun.notified().await;
+    let (options, mut ran) = sending(&db);
+    fleet.push(Started::new(options).await);
+    for n in 1..=30 {
+        db.add_job(&format!("'t', '{n}'")).await;
+        assert_eq!(ran.recv().await, Some(n));
+    }
+    held.go_on.notify_one();
+    for worker in fleet {
+        worker.stop().await;
+    }
 }
 
 /// A server may log every statement: an idle worker must not fill its disk.
