@@ -429,6 +429,7 @@ fn written(id: i64, job_queue_id: Option<i32>, job: NewJob, now: DateTime<Utc>) 
     let stored = |time: DateTime<Utc>| DateTime::from_timestamp_micros(time.timestamp_micros()).unwrap_or(time);
     Job {
         is_utf8: true,
+        place: None,
         id,
         task_identifier: job.identifier,
         payload: job.payload,

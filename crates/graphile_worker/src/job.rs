@@ -46,6 +46,16 @@ pub struct Job {
     /// have been replaced.
     #[serde(skip, default = "yes")]
     pub(crate) is_utf8: bool,
+    /// Where its row is, if a short exchange has claimed it.
+    #[serde(skip)]
+    pub(crate) place: Option<Place>,
+}
+
+/// The place of a row in its table: PostgreSQL's `ctid`. The row has another one after each update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) page: u32,
+    pub(crate) item: u16,
 }
 
 fn yes() -> bool {
@@ -113,6 +123,7 @@ impl Job {
             revision: 0,
             flags: None,
             is_utf8: true,
+            place: None,
         }
     }
 }

@@ -15,11 +15,29 @@
 --  $9 how many bytes of payloads it may take, about   $10 what time it is, or null for the database's
 --  $11 how many seconds old its heartbeat may be, null if it has none
 --  $12 $13 $14 forbidden, accepted and allowed flags, or null   $15 ids of all tasks it runs
+--  $16 $17 $18 completed jobs whose places are known: ids, locked_at, and an array of the places, as text
 --
--- Returns the claimed jobs and one last row without an id, like `exchange.sql`. That row also says whether there are due
--- jobs with a queue (`queued_wait`), and where the first job without a queue was (`first_…`).
+-- Returns the claimed jobs with their places, and one last row without an id, like `exchange.sql`. That row also says whether
+-- there are due jobs with a queue (`queued_wait`), where the first job without a queue was (`first_…`), and which of $16 were
+-- not found free at their places (`missed_jobs`): the worker reports those again, in $2.
 with recursive clock as (
   select coalesce($10::timestamptz, now()) as now
+),
+-- The place of a job is the ctid of the row that its claim wrote. Found there, it needs neither an index nor a lock before it is
+-- deleted (bench/RESULTS.md). A row that has moved is not found, and another job may have its place: hence the fence, with the id.
+-- A delete waits for a row that another transaction has locked. `xmax` shows such a lock, and also locks of the past; a
+-- claim leaves its own there. (`case`: the only way to the rows is their place.)
+finished_at_places as (
+  delete from :"schema"._private_jobs as jobs
+  using unnest($16::bigint[], $17::timestamptz[], $18::text::tid[]) as outcome (id, locked_at, place)
+  where jobs.ctid = outcome.place
+    and case when jobs.id = outcome.id and jobs.locked_by = $1 and (jobs.xmax = '0' or jobs.xmax = jobs.xmin) then
+      jobs.locked_at = outcome.locked_at
+      or case when isfinite(jobs.locked_at) then
+        extract(epoch from jobs.locked_at - outcome.locked_at)::numeric % 3600::numeric = 0::numeric
+      end
+    end
+  returning jobs.id
 ), done as materialized (
   select jobs.id, jobs.ctid as place
   from unnest($2::bigint[], $3::timestamptz[]) as outcome (id, locked_at)
@@ -95,7 +113,7 @@ first_jobs as (
   select due.*
   from begins, clock, lateral (
     select
-      jobs.priority, jobs.run_at, jobs.id,
+      jobs.priority, jobs.run_at, jobs.id, jobs.ctid as place,
       case
         when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
         else pg_catalog.pg_column_size(jobs.payload)
@@ -115,12 +133,18 @@ first_jobs as (
     for update skip locked
   ) as due
   limit $5
+),
+-- If the payloads have less than a hundredth of their room, all of them fit (see `ranked` in `exchange.sql`).
+few_bytes as (
+  select coalesce(sum(size), 0) < $9 / 100 as is_true from candidates
 ), sized as (
   select *, sum(size) over (order by priority, run_at, id rows unbounded preceding) as stored
-  from candidates order by priority, run_at, id limit $5
+  from candidates where not (select is_true from few_bytes) order by priority, run_at, id limit $5
 ), ranked as (
+  select id, place, true as fits from candidates where (select is_true from few_bytes)
+  union all
   select
-    id,
+    id, place,
     stored - size < $9::int and coalesce(
       sum(case
         when size < 1900 or stored < $9 / 100 or stored - size >= $9 then size
@@ -136,15 +160,17 @@ first_jobs as (
   where workers.worker_id = $1 and workers.last_heartbeat_at > now() - make_interval(secs => $11::float8)
   for key share skip locked
 ), chosen as (
-  select id from ranked
+  select id, place from ranked
   where fits and ($11 is null or exists (select from alive where ranked.id is not null))
 ), claimed as (
   update :"schema"._private_jobs as jobs
   set locked_at = now(), locked_by = $1, attempts = jobs.attempts + 1
-  where jobs.id = any (array(select id from chosen))
+  -- By place, which is faster than by id. A job that changed after this statement began is not found there. It waits for the
+  -- next claim (`contended`).
+  where jobs.ctid = any (array(select place from chosen))
   returning
     id, job_queue_id, task_id, payload::text as payload, priority, run_at, attempts, max_attempts, last_error,
-    created_at, updated_at, key, locked_at, revision, flags
+    created_at, updated_at, key, locked_at, revision, flags, pg_catalog.tidsend(ctid) as place
 ),
 queued_priorities as (
   (
@@ -163,11 +189,11 @@ queued_priorities as (
 select
   claimed.*, null::timestamptz as clock, null::bigint[] as blocked_jobs, null::int[] as blocked_queues,
   null::boolean as contended, null::bigint[] as rejected_jobs, null::boolean as queued_wait, null::smallint as first_priority,
-  null::timestamptz as first_run_at, null::bigint as first_id
+  null::timestamptz as first_run_at, null::bigint as first_id, null::bigint[] as missed_jobs
 from claimed
 union all
 select
-  null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+  null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null,
   clock.now,
   array(
     select id from blocked
@@ -176,8 +202,9 @@ select
     where (select count(*) from finished) < (select count(*) from done) and id not in (select id from finished)
   ),
   '{}'::int[],
-  $5 > 0 and (select count(*) from chosen) < $5 and (
-    exists (select from ranked where ranked.id not in (select id from chosen))
+  $5 > 0 and (select count(*) from claimed) < $5 and (
+    (select count(*) from claimed) < (select count(*) from chosen)
+    or exists (select from ranked where ranked.id not in (select id from chosen))
     or exists (
       select from first_jobs as first, lateral (
         select jobs.id, jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
@@ -223,6 +250,11 @@ select
     ) as waiting
     where waiting.is_any_ours or waiting.read = 50
   ),
-  first.priority, first.run_at, first.id
+  first.priority, first.run_at, first.id,
+  array(
+    select reported.id from pg_catalog.unnest($16::bigint[]) as reported (id)
+    where (select count(*) from finished_at_places) < pg_catalog.cardinality($16)
+      and reported.id not in (select id from finished_at_places)
+  )
 from clock
 left join first_jobs as first on first.jobs_table is not null;

@@ -1,6 +1,6 @@
 //! Reading rows: jobs, and values that the drivers' decoders cannot read. No value makes reading a row fail.
 
-use crate::job::Job;
+use crate::job::{Job, Place};
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::error::BoxDynError;
@@ -192,6 +192,26 @@ impl<'a> ::tokio_postgres::types::FromSql<'a> for Flags {
     }
 }
 
+/// In PostgreSQL's binary format, as a `bytea`: sqlx would look up the type `tid` in each new connection.
+impl sqlx::Type<Postgres> for Place {
+    fn type_info() -> PgTypeInfo {
+        <[u8] as sqlx::Type<Postgres>>::type_info()
+    }
+}
+
+impl<'r> sqlx::Decode<'r, Postgres> for Place {
+    fn decode(value: PgValueRef<'r>) -> Result<Place, BoxDynError> {
+        let [a, b, c, d, e, f] = *<&[u8; 6]>::try_from(value.as_bytes()?)?;
+        Ok(Place { page: u32::from_be_bytes([a, b, c, d]), item: u16::from_be_bytes([e, f]) })
+    }
+}
+
+/// The text of an array of places, for the same reason.
+pub(crate) fn array_of_places(places: &[Place]) -> String {
+    let places: Vec<String> = places.iter().map(|Place { page, item }| format!("\"({page},{item})\"")).collect();
+    format!("{{{}}}", places.join(","))
+}
+
 /// Builds a [`Job`] from a row of either driver. `$json` converts a parser's error into the driver's.
 ///
 /// Every value can be read: numbers have the range of their columns; [`Text`], [`Time`] and [`Flags`] never
@@ -218,6 +238,7 @@ macro_rules! job_from_row {
             },
             payload: RawValue::from_string(payload.text).map_err($json)?,
             is_utf8: payload.is_utf8,
+            place: None,
             job_queue_id: $row.try_get("job_queue_id")?,
             priority: $row.try_get("priority")?,
             run_at: run_at.0,
@@ -255,6 +276,13 @@ mod tests {
             assert_eq!(time(micros), clamped);
             assert_eq!(time(micros / 2), clamped);
         }
+    }
+
+    #[test]
+    fn places_are_written_as_postgresql_writes_them() {
+        let place = |page, item| Place { page, item };
+        assert_eq!(array_of_places(&[]), "{}");
+        assert_eq!(array_of_places(&[place(0, 1), place(u32::MAX, 7)]), r#"{"(0,1)","(4294967295,7)"}"#);
     }
 
     #[test]

@@ -527,7 +527,7 @@ impl Exchange {
             return;
         }
         let is_released = |ended: &Ended| matches!(ended.settlement, Settlement::Release { .. });
-        for ended in &report.ended {
+        for ended in report.ended.iter().filter(|ended| !answer.missed_jobs.contains(&ended.job.id)) {
             let was_in_doubt = in_doubt.remove(&ended.job.id);
             let is_rejected = answer.rejected_jobs.contains(&ended.job.id);
             if !is_rejected || was_in_doubt || lost_an_answer || is_released(ended) {
@@ -680,8 +680,17 @@ impl Exchange {
         request: &ClaimRequest,
     ) -> Result<Answer, Error> {
         let context = || "exchange jobs with the database".to_owned();
-        let (done, done_at): (Vec<_>, Vec<_>) =
-            report.ended.iter().map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let (mut done, mut done_at) = (Vec::new(), Vec::new());
+        let (mut placed, mut placed_at, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        for ended in &report.ended {
+            match ended.job.place.filter(|_| !ended.is_missed) {
+                None => (done.push(ended.job.id), done_at.push(ended.job.locked_at)),
+                Some(place) => {
+                    places.push(place);
+                    (placed.push(ended.job.id), placed_at.push(ended.job.locked_at))
+                }
+            };
+        }
         let started = Instant::now();
         let start = self.lanes.claim_start().next(started);
         let rows = self
@@ -703,10 +712,22 @@ impl Exchange {
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
             .bind(&self.lanes.tasks().ids)
+            .bind(placed)
+            .bind(placed_at)
+            .bind(rows::array_of_places(&places))
             .fetch_all(connection)
             .await
             .context(context)?;
         let mut answer = self.answer(&rows).context(context)?;
+        if let Some((about, claimed)) = rows.split_last() {
+            answer.missed_jobs = missed_jobs(about).context(context)?;
+            // Otherwise there are jobs of unknown tasks among them.
+            if claimed.len() == answer.jobs.len() {
+                for (job, row) in answer.jobs.iter_mut().zip(claimed) {
+                    job.place = row.try_get("place").context(context)?;
+                }
+            }
+        }
         if let (Some(about), true) = (rows.last(), request.jobs > 0) {
             let is_full = answer.jobs.len() >= request.jobs;
             let first_job = first_job(about).context(context)?;
@@ -799,6 +820,7 @@ impl Exchange {
             blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
             blocked_queues: about.try_get("blocked_queues")?,
             rejected_jobs: about.try_get("rejected_jobs")?,
+            missed_jobs: HashSet::new(),
             contended: about.try_get("contended")?,
             clock: about.try_get("clock")?,
             is_partial: false,
@@ -938,6 +960,11 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
         Lane::First => format!("graphile_worker {worker_id}"),
         Lane::Second => format!("graphile_worker {worker_id} 2"),
     }
+}
+
+/// The jobs that a short exchange has not found at their places.
+fn missed_jobs(about: &PgRow) -> sqlx::Result<HashSet<i64>> {
+    about.try_get("missed_jobs").map(|jobs: Vec<i64>| jobs.into_iter().collect())
 }
 
 /// The first job without a queue that a claim has found, by its last row.

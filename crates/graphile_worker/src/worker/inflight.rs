@@ -684,14 +684,18 @@ impl State {
         self.idle_queues.push(id);
     }
 
-    /// Takes note that a report was recorded, except for rows that other transactions have locked: those are reported
-    /// again.
+    /// Takes note that a report was recorded, except for rows that other transactions have locked, or that were not where they
+    /// were expected: those are reported again.
     fn written(&mut self, mut report: Report, answer: &Answer, now: Instant) -> Report {
         let is_blocked = |ended: &mut Ended| answer.blocked_jobs.contains(&ended.job.id);
         let blocked: Vec<Ended> = match answer.blocked_jobs.is_empty() {
             true => Vec::new(),
             false => report.ended.extract_if(.., is_blocked).collect(),
         };
+        if !answer.missed_jobs.is_empty() {
+            let missed = report.ended.extract_if(.., |ended| answer.missed_jobs.contains(&ended.job.id));
+            self.report.extend(missed.map(|ended| Ended { is_missed: true, ..ended }));
+        }
         let freed: HashSet<i32> = report.free_queues.iter().copied().collect();
         for id in report.ended.iter().filter_map(|ended| ended.job.job_queue_id) {
             // A queue that this report freed is no longer held, or was claimed again since.
@@ -834,7 +838,7 @@ impl State {
             again => again,
         };
         let is_claimed_again = reply != running.reply;
-        let ended = Ended { job: reported, reply, settlement, ran, tries: 0 };
+        let ended = Ended { job: reported, reply, settlement, ran, tries: 0, is_missed: false };
         if let Some(ended) = self.batches.take_ended(running.batch.as_ref(), ended, is_claimed_again) {
             self.report.push(ended);
         }
@@ -904,7 +908,7 @@ impl State {
             }
             let settlement = settle::release(&waiting.job);
             let (reply, ran) = (waiting.reply, Duration::ZERO);
-            self.report.push(Ended { job: waiting.job, reply, settlement, ran, tries: 0 });
+            self.report.push(Ended { job: waiting.job, reply, settlement, ran, tries: 0, is_missed: false });
         }
     }
 }
@@ -1143,6 +1147,21 @@ mod tests {
         inflight.state().blocked[0].until = Instant::now();
         let (report, _) = inflight.begin(Lane::First, false).expect("it is reported again");
         assert_eq!((report.ids().collect::<Vec<_>>(), &report.free_queues[..]), (vec![1], &[7][..]));
+        inflight.receive(Lane::First, report, Answer::default());
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn a_job_that_is_not_at_its_place_is_reported_again_at_once_by_its_id() {
+        let inflight = inflight();
+        claim(&inflight, None, 1..3);
+        finish_all(&inflight);
+        let answer = Answer { missed_jobs: [1].into(), ..Answer::default() };
+        let recorded = exchange(&inflight, Lane::First, answer);
+        assert_eq!(recorded.ids().collect::<Vec<_>>(), [2]);
+        assert!(!inflight.is_empty() && !inflight.is_blocked_for_long());
+        let (report, _) = inflight.begin(Lane::First, false).expect("it is reported again");
+        assert!(report.ids().eq([1]) && report.ended[0].is_missed);
         inflight.receive(Lane::First, report, Answer::default());
         assert!(inflight.is_empty());
     }

@@ -38,6 +38,8 @@ pub(crate) struct Ended {
     pub(crate) ran: Duration,
     /// How many reports found its row locked.
     pub(crate) tries: u8,
+    /// Whether a report has not found its row free at its place.
+    pub(crate) is_missed: bool,
 }
 
 impl Report {
@@ -77,6 +79,8 @@ pub(crate) struct Answer {
     pub(crate) blocked_queues: Vec<i32>,
     /// Reported jobs that were not written because this worker no longer holds them.
     pub(crate) rejected_jobs: Vec<i64>,
+    /// Reported jobs that were not written because their rows were not free at their places. The next report goes by id.
+    pub(crate) missed_jobs: HashSet<i64>,
     /// Whether due jobs were left because others had locked them, or because their payloads were too large for one
     /// claim.
     pub(crate) contended: bool,

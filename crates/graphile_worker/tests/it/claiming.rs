@@ -125,12 +125,13 @@ async fn short_claim(connection: &mut PgConnection, worker: &str, start: &str) -
     let (_, text) = files.iter().find(|(name, _)| name == "exchange_unqueued.sql").expect("the file");
     let prepare = format!(
         "deallocate all; prepare exchange(text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int,
-           timestamptz, float8, text[], text[], jsonb, int[]) as {}",
+           timestamptz, float8, text[], text[], jsonb, int[], bigint[], timestamptz[], text) as {}",
         text.replace(":\"schema\"", "graphile_worker")
     );
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     let execute = format!(
-        "execute exchange('{worker}', '{{}}', '{{}}', '{{1}}', 10, {start}, 1000000, null, null, null, null, null, '{{1}}')"
+        "execute exchange('{worker}', '{{}}', '{{}}', '{{1}}', 10, {start}, 1000000, null, null, null, null, null, '{{1}}',
+           '{{}}', '{{}}', '{{}}')"
     );
     let rows = sqlx::query(AssertSqlSafe(execute)).persistent(false).fetch_all(connection).await.unwrap();
     let mut ids: Vec<i64> = rows.iter().filter_map(|row| row.get("id")).collect();

@@ -29,6 +29,7 @@ mod odd_rows;
 mod old_layouts;
 mod outages;
 mod outcomes;
+mod places;
 mod plans;
 mod poolers;
 mod processes;

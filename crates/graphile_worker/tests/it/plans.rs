@@ -115,8 +115,9 @@ async fn a_short_exchange_is_planned_the_same_whether_the_table_was_empty_or_ful
             &mut connection,
             "exchange_unqueued",
             "text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int, timestamptz, float8, text[],
-             text[], jsonb, int[]",
-            "'w', '{1}', '{now}', '{1}', 100, 0::smallint, now(), 7, 1000000, null, null, null, null, null, '{1}'",
+             text[], jsonb, int[], bigint[], timestamptz[], text",
+            "'w', '{1}', '{now}', '{1}', 100, 0::smallint, now(), 7, 1000000, null, null, null, null, null, '{1}',
+             '{2}', '{now}', '{\"(0,1)\"}'",
         )
         .await;
         assert_uses_index(&plan, 8, when);
