@@ -1,5 +1,5 @@
 //! Where a claim of jobs without a queue starts to read: at the head of their order, or where the last claim found the
-//! first job. No I/O.
+//! first job. Batches of repeatable tasks start behind the last one. No I/O.
 //!
 //! Between the head and that job are only index entries of jobs that are gone. PostgreSQL cannot remove them while any
 //! transaction may still see those jobs: for a moment after each claim, or for minutes if some transaction stays open.
@@ -19,7 +19,7 @@ const MAX_HEAD_INTERVAL: Duration = Duration::from_secs(2);
 const HEAD_SHARE: u32 = 10;
 
 /// A place in the order of jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub(crate) priority: i16,
     pub(crate) run_at: DateTime<Utc>,

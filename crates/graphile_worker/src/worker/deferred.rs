@@ -9,7 +9,7 @@
 
 use super::claim_size::CLAIM_BYTES;
 use super::exchange::{Exchange, Lanes, attempts, seconds, time};
-use super::inflight::{BatchClaim, BatchEnd, Hold, Inflight, LANES};
+use super::inflight::{BatchClaim, BatchEnd, BatchRequest, Hold, Inflight, LANES};
 use super::report::{Ended, Report};
 use super::settings::Settings;
 use super::settle::{Settlement, Unlock};
@@ -215,7 +215,7 @@ impl Lane {
     }
 
     /// Claims a batch. A connection that was idle may be gone: tries once more with a new one.
-    async fn claim(&mut self, wanted: usize, flags: &FlagFilter) -> Result<BatchClaim, Error> {
+    async fn claim(&mut self, wanted: BatchRequest, flags: &FlagFilter) -> Result<BatchClaim, Error> {
         let was_connected = self.exchange.connection.is_some();
         match self.try_claim(wanted, flags).await {
             Err(error) if was_connected && error.is_retryable() => self.try_claim(wanted, flags).await,
@@ -223,7 +223,7 @@ impl Lane {
         }
     }
 
-    async fn try_claim(&mut self, wanted: usize, flags: &FlagFilter) -> Result<BatchClaim, Error> {
+    async fn try_claim(&mut self, wanted: BatchRequest, flags: &FlagFilter) -> Result<BatchClaim, Error> {
         let began = Instant::now();
         let context = || "claim jobs of repeatable tasks".to_owned();
         let mut connection = self.connected().await?;
@@ -239,13 +239,16 @@ impl Lane {
                 .query()
                 .bind(&*self.shared.worker_id)
                 .bind(task_ids)
-                .bind(i32::try_from(wanted).unwrap_or(i32::MAX))
+                .bind(i32::try_from(wanted.jobs).unwrap_or(i32::MAX))
                 .bind(&flags.forbidden)
                 .bind(&flags.accepted)
                 .bind(&flags.allowed)
                 .bind(now)
                 .bind(self.settings.recovery.freshness())
                 .bind(CLAIM_BYTES)
+                .bind(wanted.behind.map(|job| job.priority))
+                .bind(wanted.behind.map(|job| job.run_at))
+                .bind(wanted.behind.map(|job| job.id))
                 .fetch_all(&mut connection)
                 .await
         };

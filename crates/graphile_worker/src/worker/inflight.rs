@@ -13,7 +13,7 @@
 
 mod batches;
 
-pub(crate) use batches::{BatchClaim, BatchEnd, Hold, LANES, LONGEST_BATCH};
+pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGEST_BATCH};
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};

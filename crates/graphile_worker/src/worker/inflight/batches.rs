@@ -10,6 +10,7 @@ use super::{ClaimedJob, Inflight, State};
 use crate::context::OpenBatch;
 use crate::job::Job;
 use crate::worker::claim_size::ClaimSize;
+use crate::worker::claim_start::{ClaimStart, Position};
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::report::Ended;
 use std::cmp::Reverse;
@@ -28,6 +29,14 @@ const SHORTEST_BATCH: Duration = Duration::from_millis(2);
 
 /// How long `run_once` waits for jobs that other workers have locked.
 const CONTENTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a batch claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BatchRequest {
+    pub(crate) jobs: usize,
+    /// The job behind which the claim starts; `None` for the head.
+    pub(crate) behind: Option<Position>,
+}
 
 /// The claim of a batch.
 #[derive(Debug, Default)]
@@ -72,6 +81,9 @@ pub(super) struct Batches {
     claiming: usize,
     next_claim: NextClaim,
     claim_size: ClaimSize,
+    /// Claims start behind the last job of the claim before, most of the time: the rows in front of it are locked by the
+    /// batches that are open, or gone.
+    claim_start: ClaimStart,
     /// The largest batch whose jobs all start while it is open: halves its way down and doubles its way up.
     limit: usize,
     last_claim: LastClaim,
@@ -116,6 +128,7 @@ impl Batches {
             claiming: 0,
             next_claim: NextClaim::new(),
             claim_size: ClaimSize::default(),
+            claim_start: ClaimStart::default(),
             limit: concurrency,
             last_claim: LastClaim::Outdated,
             contended_since: None,
@@ -206,6 +219,10 @@ impl Batches {
             self.limit = (self.limit * 2).min(largest);
         }
     }
+}
+
+fn position(job: &Job) -> Position {
+    Position { priority: job.priority, run_at: job.run_at, id: job.id }
 }
 
 impl State {
@@ -324,44 +341,51 @@ impl Inflight {
         }
     }
 
-    /// Begins a batch, if one is due. Returns how many jobs to claim.
-    pub(crate) fn begin_batch(&self) -> Option<usize> {
+    /// Begins a batch, if one is due. Returns what to claim.
+    pub(crate) fn begin_batch(&self) -> Option<BatchRequest> {
         let mut state = self.state();
         if !state.is_batch_due() || !self.start_lease.may_start() {
             return None;
         }
+        let now = Instant::now();
         let wanted = state.batch_wanted();
-        state.batches.next_claim.begin(Instant::now());
+        let behind = state.batches.claim_start.next(now);
+        state.batches.next_claim.begin(now);
         let is_idle = state.running.is_empty();
         state.batches.last_claim = if is_idle { LastClaim::Begun } else { LastClaim::Outdated };
         state.batches.claims += 1;
         state.batches.claiming += wanted;
-        Some(wanted)
+        Some(BatchRequest { jobs: wanted, behind })
     }
 
     /// Ends a claim that failed.
-    pub(crate) fn batch_failed(&self, wanted: usize, pause: Duration) {
+    pub(crate) fn batch_failed(&self, wanted: BatchRequest, pause: Duration) {
         let mut state = self.state();
         state.batches.claims -= 1;
-        state.batches.claiming -= wanted;
+        state.batches.claiming -= wanted.jobs;
         // After a pause, exchanges claim the jobs of all tasks.
         state.batches.last_claim = if pause.is_zero() { LastClaim::Outdated } else { LastClaim::Empty };
         state.batches.next_claim.not_after(Instant::now() + pause);
     }
 
     /// Takes in the claimed jobs. Returns their batch, unless there are none.
-    pub(crate) fn open_batch(&self, wanted: usize, claim: BatchClaim) -> Option<Arc<OpenBatch>> {
+    pub(crate) fn open_batch(&self, wanted: BatchRequest, claim: BatchClaim) -> Option<Arc<OpenBatch>> {
         let mut state = self.state();
         let now = Instant::now();
         let poll_interval = state.poll_interval;
         let batches = &mut state.batches;
         batches.claims -= 1;
-        batches.claiming -= wanted;
+        batches.claiming -= wanted.jobs;
         let got = claim.fresh.len() + claim.written.len();
         let bytes = claim.fresh.iter().chain(&claim.written).map(|job| job.payload.get().len()).sum();
         batches.claim_size.claimed(got, bytes);
         batches.claim_size.round_trip(claim.took);
-        let result = ClaimResult { wanted, got, limited: false, contended: claim.contended, partial: false };
+        let last =
+            claim.fresh.last().into_iter().chain(claim.written.iter().max_by_key(|job| position(job))).map(position);
+        let is_full = got >= wanted.jobs;
+        batches.claim_start.claimed(wanted.behind, last.max(), is_full, claim.took, now);
+        let partial = !is_full && wanted.behind.is_some();
+        let result = ClaimResult { wanted: wanted.jobs, got, limited: false, contended: claim.contended, partial };
         batches.next_claim.finish(result, now, poll_interval);
         if let Some(due) = claim.next_due {
             batches.next_claim.not_after(now + due.min(poll_interval));
@@ -370,7 +394,7 @@ impl Inflight {
         batches.contended_since = is_contended.then(|| batches.contended_since.unwrap_or(now));
         batches.last_claim = match batches.last_claim {
             LastClaim::Outdated => LastClaim::Outdated,
-            _ if got > 0 => LastClaim::Outdated,
+            _ if got > 0 || partial => LastClaim::Outdated,
             _ if is_contended => LastClaim::Contended,
             _ => LastClaim::Empty,
         };
@@ -517,6 +541,13 @@ mod tests {
         inflight.state().start()
     }
 
+    fn finish_all(inflight: &Inflight) {
+        while let Some(running) = start(inflight) {
+            inflight.finished(&running, Outcome::Done);
+        }
+        reported(inflight);
+    }
+
     fn ids(ended: &[Ended]) -> Vec<i64> {
         ended.iter().map(|ended| ended.job.id).collect()
     }
@@ -578,7 +609,7 @@ mod tests {
         inflight.finished(&running, Outcome::Done);
         assert_eq!(reported(&inflight), [1], "to release the others changes nothing");
         inflight.wake_batch();
-        assert_eq!(inflight.begin_batch(), Some(1));
+        assert_eq!(inflight.begin_batch().map(|wanted| wanted.jobs), Some(1));
     }
 
     #[test]
@@ -588,8 +619,8 @@ mod tests {
         for _ in 0..4 {
             inflight.wake_batch();
             let wanted = inflight.begin_batch().expect("a batch is due");
-            sizes.push(wanted);
-            let fresh = jobs(0..i64::try_from(wanted).expect("a number"));
+            sizes.push(wanted.jobs);
+            let fresh = jobs(0..i64::try_from(wanted.jobs).expect("a number"));
             let batch = inflight.open_batch(wanted, BatchClaim { fresh, ..BatchClaim::default() }).expect("a batch");
             while let Some(running) = start(&inflight) {
                 inflight.finished(&running, Outcome::Done);
@@ -598,6 +629,36 @@ mod tests {
             inflight.batch_ended(&batch, true, Vec::new());
         }
         assert_eq!(sizes, [2, 4, 8, 16]);
+    }
+
+    #[test]
+    fn claims_start_behind_the_last_job_and_return_to_the_head_when_they_find_too_few() {
+        let inflight = inflight(1);
+        let claim = |written: std::ops::Range<i64>, fresh: std::ops::Range<i64>| {
+            inflight.wake_batch();
+            let wanted = inflight.begin_batch().expect("a batch is due");
+            let claim = BatchClaim { fresh: jobs(fresh), written: jobs(written), ..BatchClaim::default() };
+            if let Some(batch) = inflight.open_batch(wanted, claim) {
+                while let Some(running) = start(&inflight) {
+                    inflight.finished(&running, Outcome::Done);
+                }
+                inflight.end_batch(&batch);
+                inflight.batch_ended(&batch, true, Vec::new());
+            }
+            wanted.behind.map(|job| job.id)
+        };
+        assert_eq!(claim(0..0, 1..2), None);
+        // Reading from the head takes long: the next claims do not, for two seconds.
+        let (now, first) = (Instant::now(), Some(position(&Job::example(1))));
+        inflight.state().batches.claim_start.claimed(first, first, true, Duration::ZERO, now);
+        inflight.state().batches.claim_start.claimed(None, first, true, Duration::from_secs(1), now);
+        assert_eq!(claim(6..8, 2..5), Some(1));
+        finish_all(&inflight);
+        assert_eq!(claim(0..0, 9..11), Some(7), "a job that is claimed with a write may be the last one");
+        assert_eq!(claim(0..0, 0..0), Some(10));
+        assert!(!inflight.batches_are_drained(), "it has not read from the head");
+        assert_eq!(claim(0..0, 0..0), None);
+        assert!(inflight.batches_are_drained());
     }
 
     #[test]
