@@ -595,7 +595,8 @@ impl WorkerOptions {
         self
     }
 
-    /// How long jobs of repeatable tasks run at most before their claim is written (default: 50 milliseconds). For tests.
+    /// How long jobs of repeatable tasks run at most before their claim is written (default: 50 milliseconds). If it is set,
+    /// they run in batches also if only few are due. For tests.
     #[doc(hidden)]
     pub fn longest_batch(mut self, duration: Duration) -> WorkerOptions {
         self.longest_batch = Some(duration);

@@ -94,6 +94,8 @@ pub(crate) struct Lanes {
     no_queued_wait: AtomicBool,
     /// The tasks whose jobs without a queue the deferred lanes claim, and not the exchanges.
     deferred_tasks: Mutex<Arc<HashSet<Arc<str>>>>,
+    /// Whether they do so now: see `inflight/batches`.
+    batches_run: Mutex<Arc<AtomicBool>>,
     /// Until when exchanges claim those, too, because the deferred lanes have failed.
     not_deferred_until: Mutex<Option<Instant>>,
     /// Whether a deferred lane has lost the answer to a commit. The first lane then asks which jobs the worker holds.
@@ -129,6 +131,10 @@ impl Lanes {
         *self.deferred_tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
     }
 
+    pub(super) fn set_batches_run(&self, batches_run: Arc<AtomicBool>) {
+        *self.batches_run.lock().unwrap_or_else(PoisonError::into_inner) = batches_run;
+    }
+
     /// Lets exchanges claim the jobs of all tasks for this long.
     pub(super) fn claim_without_deferred_lanes(&self, time: Duration) {
         *self.not_deferred_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now().checked_add(time);
@@ -149,7 +155,8 @@ impl Lanes {
     fn not_deferred(&self, ids: &[i32]) -> Vec<i32> {
         let (tasks, deferred) = (self.tasks(), self.deferred_tasks());
         let not_deferred_until = *self.not_deferred_until.lock().unwrap_or_else(PoisonError::into_inner);
-        if deferred.is_empty() || not_deferred_until.is_some_and(|until| Instant::now() < until) {
+        let batches_run = self.batches_run.lock().unwrap_or_else(PoisonError::into_inner).load(Ordering::Acquire);
+        if deferred.is_empty() || !batches_run || not_deferred_until.is_some_and(|until| Instant::now() < until) {
             return ids.to_vec();
         }
         let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));

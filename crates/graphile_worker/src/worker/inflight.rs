@@ -28,6 +28,7 @@ use batches::Batches;
 use chrono::{DateTime, Utc};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
@@ -56,6 +57,8 @@ pub(crate) struct Inflight {
     pub(crate) second_lane_due: Notify,
     /// Notified when a batch may be due.
     batch_due: Notify,
+    /// Whether batches claim the jobs of repeatable tasks, and not exchanges.
+    pub(crate) batches_run: Arc<AtomicBool>,
 }
 
 struct State {
@@ -244,6 +247,7 @@ impl Inflight {
             exchange_due: Notify::new(),
             second_lane_due: Notify::new(),
             batch_due: Notify::new(),
+            batches_run: Arc::default(),
         }
     }
 
@@ -365,12 +369,14 @@ impl Inflight {
     /// written.
     pub(crate) fn receive(&self, lane: Lane, report: Report, answer: Answer) -> Report {
         let count = answer.jobs.len();
+        let mut is_batch_due = false;
         let report = {
             let mut state = self.state();
             let now = Instant::now();
             if let Some(ended) = state.under_way(lane).take()
                 && ended.wanted > 0
             {
+                is_batch_due = count >= ended.wanted && self.start_batches(&mut state, &answer.jobs);
                 let result = ClaimResult {
                     wanted: ended.wanted,
                     got: count,
@@ -395,6 +401,9 @@ impl Inflight {
         };
         if lane == Lane::Second {
             self.exchange_due.notify_one();
+        }
+        if is_batch_due {
+            self.batch_due.notify_one();
         }
         for _ in 0..count {
             self.job_ready.notify_one();

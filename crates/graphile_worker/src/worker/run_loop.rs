@@ -107,6 +107,10 @@ impl<'w> RunLoop<'w> {
         let Settings { concurrency, poll_interval, .. } = *worker.settings;
         let inflight = Arc::new(Inflight::new(worker.tasks.subscribe(), concurrency, poll_interval, start_lease));
         inflight.set_longest_batch(worker.settings.longest_batch);
+        if mode == Mode::Drain || worker.settings.always_batch {
+            inflight.always_batch();
+        }
+        exchange.lanes().set_batches_run(inflight.batches_run.clone());
         let mut runners = JoinSet::new();
         for _ in 0..concurrency {
             runners.spawn(run_jobs(inflight.clone(), worker.shared.clone()));

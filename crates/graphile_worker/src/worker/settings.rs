@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) startup_timeout: Duration,
     pub(crate) keep_locks_fresh_after: Duration,
     pub(crate) longest_batch: Duration,
+    /// Whether a lone job runs in a batch, too.
+    pub(crate) always_batch: bool,
     pub(crate) cron_clock: Clock,
     /// Whether the crontab file may define recurring jobs later, even if there are none now.
     pub(crate) crontab_may_change: bool,

@@ -18,8 +18,17 @@ fn repeatable() -> TaskOptions {
     TaskOptions::default().repeatable(true)
 }
 
-/// A worker with a repeatable task `t`.
+/// A worker with a repeatable task `t`, whose jobs run in batches, however few are due.
 fn with_t<F, Fut, R>(db: &Db, function: F) -> WorkerOptions
+where
+    F: Fn(Value, WorkerContext) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = R> + Send + 'static,
+    R: graphile_worker::IntoTaskHandlerResult,
+{
+    with_t_in_batches_under_load(db, function).longest_batch(Duration::from_millis(50))
+}
+
+fn with_t_in_batches_under_load<F, Fut, R>(db: &Db, function: F) -> WorkerOptions
 where
     F: Fn(Value, WorkerContext) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = R> + Send + 'static,
@@ -85,6 +94,58 @@ async fn a_short_job_runs_without_a_written_claim() {
     assert_eq!(job.attempts, 1);
     assert!(job.locked_at.is_some_and(|at| at >= job.created_at));
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
+}
+
+#[tokio::test]
+async fn the_claim_of_a_lone_job_is_written_and_a_backlog_runs_in_batches() {
+    let db = Db::installed().await;
+    let (sender, mut seen) = mpsc::unbounded_channel();
+    let worker = with_t_in_batches_under_load(&db, move |payload, ctx| {
+        let sender = sender.clone();
+        async move {
+            // What others see while the job runs.
+            let query = "select locked_by is not null from graphile_worker._private_jobs where id = $1";
+            let is_seen = payload == json!("look");
+            let query = sqlx::query_scalar(query).bind(ctx.job().id);
+            let written: Option<bool> =
+                if is_seen { Some(query.fetch_one(ctx.pg_pool()).await.unwrap()) } else { None };
+            sender.send((payload, written)).unwrap();
+        }
+    });
+    let started = Started::new(worker).await;
+    until_worker_listens(&db).await;
+    db.add_job("'t', '\"look\"'").await;
+    assert_eq!(seen.recv().await, Some((json!("look"), Some(true))));
+    until_no_jobs(&db).await;
+    assert_eq!(db.value(&format!("select count(*) {LANES}")).await, 0, "the lanes have not connected");
+    // Jobs are added until one of them sees that it runs in a batch.
+    let mut count = 0;
+    let mut in_a_batch = false;
+    while !in_a_batch {
+        db.run(
+            "select graphile_worker.add_jobs(array_agg((
+               't', to_json(case when n % 500 = 0 then 'look' end), null, null, null, null, null, null)::graphile_worker.job_spec
+             )) from generate_series(1, 5000) n",
+        )
+        .await;
+        for _ in 0..5000 {
+            let (_, written) = seen.recv().await.unwrap();
+            in_a_batch |= written == Some(false);
+            count += 1;
+        }
+    }
+    until_no_jobs(&db).await;
+    assert_eq!(count % 5000, 0);
+    // The worker goes back to written claims when the backlog is over.
+    loop {
+        db.add_job("'t', '\"look\"'").await;
+        if seen.recv().await == Some((json!("look"), Some(true))) {
+            break;
+        }
+    }
+    until_no_jobs(&db).await;
+    started.stop().await;
+    assert!(seen.try_recv().is_err(), "no job has run twice");
 }
 
 #[tokio::test]

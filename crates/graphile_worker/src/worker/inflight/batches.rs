@@ -2,6 +2,9 @@
 //! Decides when a batch is due, how large it is, when it ends, and where the outcomes of its jobs go. Does not touch the
 //! database: `worker/deferred` holds the transactions.
 //!
+//! A batch takes four round trips. So it pays only if there is a backlog of fast jobs: until an exchange finds one, and as
+//! soon as a batch claims only a few jobs, exchanges claim the jobs of all tasks.
+//!
 //! A job of a batch waits in `ready` and runs like any other. If it ends while its batch is open, its outcome belongs to
 //! the batch. If the batch ends first, its claim is written, and it is an ordinary job. Jobs that have not started by then
 //! are dropped: the commit frees them.
@@ -15,6 +18,7 @@ use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::report::Ended;
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How many batches are open at the same time: one runs while another ends and claims.
@@ -26,6 +30,9 @@ pub(crate) const LONGEST_BATCH: Duration = Duration::from_millis(50);
 /// How long a batch keeps a lane from claiming at least, if slots are free. Most handlers that have started end within it,
 /// and then need no claim.
 const SHORTEST_BATCH: Duration = Duration::from_millis(2);
+
+/// The smallest batch that is worth its round trips.
+const SMALLEST_BATCH: usize = 16;
 
 /// How long `run_once` waits for jobs that other workers have locked.
 const CONTENTION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -73,6 +80,10 @@ pub(crate) enum Hold {
 pub(super) struct Batches {
     /// Whether the worker runs repeatable tasks, and has lanes for them.
     is_active: bool,
+    /// Whether there is a backlog. Otherwise exchanges claim the jobs of all tasks.
+    are_running: bool,
+    /// Whether batches run always, however few jobs are due.
+    run_always: bool,
     /// `LONGEST_BATCH`, except in tests.
     longest: Duration,
     open: Vec<Batch>,
@@ -122,6 +133,8 @@ impl Batches {
     pub(super) fn new(concurrency: usize) -> Batches {
         Batches {
             is_active: false,
+            are_running: false,
+            run_always: false,
             longest: LONGEST_BATCH,
             open: Vec::new(),
             claims: 0,
@@ -229,7 +242,7 @@ impl State {
     /// How many jobs the next batch claims.
     fn batch_wanted(&self) -> usize {
         let batches = &self.batches;
-        if self.closed || !batches.is_active {
+        if self.closed || !batches.is_active || !batches.are_running {
             return 0;
         }
         let in_flight = batches.unstarted() + self.running.len() + batches.claiming;
@@ -247,6 +260,7 @@ impl State {
     pub(super) fn is_batch_due(&self) -> bool {
         let batches = &self.batches;
         batches.is_active
+            && batches.are_running
             && batches.has_idle_lane()
             && batches.next_claim.is_due(Instant::now())
             && self.batch_wanted() > 0
@@ -286,6 +300,38 @@ impl Inflight {
         self.state().batches.longest = longest;
     }
 
+    /// Runs batches also if there is no backlog, so that each job of a repeatable task is in one.
+    pub(crate) fn always_batch(&self) {
+        let mut state = self.state();
+        state.batches.run_always = true;
+        self.set_running(&mut state.batches, true);
+    }
+
+    fn set_running(&self, batches: &mut Batches, are_running: bool) {
+        batches.are_running = are_running || batches.run_always;
+        self.batches_run.store(batches.are_running, Ordering::Release);
+    }
+
+    /// An exchange has claimed as many jobs as it wanted: if they are short jobs of repeatable tasks, batches claim the next
+    /// ones. Returns whether they have started to.
+    pub(super) fn start_batches(&self, state: &mut State, claimed: &[Job]) -> bool {
+        if !state.batches.is_active || state.batches.are_running {
+            return false;
+        }
+        let defers = |job: &&Job| {
+            let task = state.tasks.get(&job.task_identifier);
+            job.job_queue_id.is_none() && task.is_some_and(|task| task.options.defers_claims())
+        };
+        let in_a_batch = state.claim_size.wanted_for(LONGEST_BATCH / 2, state.concurrency, 0);
+        if in_a_batch < SMALLEST_BATCH || 2 * claimed.iter().filter(defers).count() < claimed.len() {
+            return false;
+        }
+        self.set_running(&mut state.batches, true);
+        state.batches.claim_start = ClaimStart::default();
+        state.batches.next_claim.wake(Instant::now());
+        true
+    }
+
     /// Turns batches on or off. Without them, exchanges claim the jobs of all tasks.
     pub(crate) fn set_batches(&self, is_active: bool) {
         let mut state = self.state();
@@ -300,7 +346,7 @@ impl Inflight {
     /// There may be new jobs of repeatable tasks.
     pub(crate) fn wake_batch(&self) {
         let mut state = self.state();
-        if !state.batches.is_active {
+        if !state.batches.is_active || !state.batches.are_running {
             return;
         }
         state.batches.next_claim.wake(Instant::now());
@@ -399,6 +445,12 @@ impl Inflight {
             _ => LastClaim::Empty,
         };
         let fresh = claim.fresh.len();
+        let is_backlog_over = !batches.run_always && !partial && got < SMALLEST_BATCH.min(wanted.jobs);
+        if is_backlog_over {
+            self.set_running(batches, false);
+            // An exchange under way may have left a job to the batches.
+            state.next_claim.wake(now);
+        }
         let batch = (got > 0).then(|| state.open_batch(claim, now));
         let is_batch_due = state.is_batch_due();
         drop(state);
@@ -408,7 +460,7 @@ impl Inflight {
         if is_batch_due {
             self.batch_due.notify_one();
         }
-        if batch.is_none() {
+        if batch.is_none() || is_backlog_over {
             // `run_once` may be done.
             self.exchange_due.notify_one();
         }
@@ -518,11 +570,27 @@ mod tests {
     use tokio::sync::watch;
 
     fn inflight(concurrency: usize) -> Inflight {
-        let task = Task::function("t", TaskOptions::default(), |_: serde_json::Value, _| async {});
+        let inflight = inflight_that_waits_for_a_backlog(concurrency, true);
+        inflight.always_batch();
+        inflight
+    }
+
+    fn inflight_that_waits_for_a_backlog(concurrency: usize, repeatable: bool) -> Inflight {
+        let options = TaskOptions::default().repeatable(repeatable);
+        let task = Task::function("t", options, |_: serde_json::Value, _| async {});
         let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into()));
         let inflight = Inflight::new(tasks.subscribe(), concurrency, Duration::from_secs(2), Arc::default());
         inflight.set_batches(true);
         inflight
+    }
+
+    /// An exchange that claims as many jobs as it wants, if there are that many.
+    fn exchange(inflight: &Inflight, there_are: usize) {
+        inflight.wake_exchange();
+        let (report, wanted) = inflight.begin(Lane::First, false).expect("an exchange");
+        let jobs = jobs(0..i64::try_from(wanted.min(there_are)).expect("a number"));
+        inflight.receive(Lane::First, report, Answer { jobs, ..Answer::default() });
+        finish_all(inflight);
     }
 
     fn jobs(ids: std::ops::Range<i64>) -> Vec<Job> {
@@ -659,6 +727,41 @@ mod tests {
         assert!(!inflight.batches_are_drained(), "it has not read from the head");
         assert_eq!(claim(0..0, 0..0), None);
         assert!(inflight.batches_are_drained());
+    }
+
+    #[test]
+    fn batches_begin_with_a_backlog_of_short_repeatable_jobs_and_end_with_it() {
+        let inflight = inflight_that_waits_for_a_backlog(4, true);
+        exchange(&inflight, 3);
+        assert_eq!(inflight.begin_batch(), None, "there was no other job");
+        exchange(&inflight, usize::MAX);
+        assert!(inflight.batches_run.load(Ordering::Acquire));
+        let wanted = inflight.begin_batch().expect("a batch is due");
+        assert_eq!(wanted, BatchRequest { jobs: 4, behind: None });
+        let batch = inflight.open_batch(wanted, BatchClaim { fresh: jobs(0..4), ..BatchClaim::default() });
+        finish_all(&inflight);
+        let batch = batch.expect("a batch");
+        inflight.end_batch(&batch);
+        inflight.batch_ended(&batch, true, Vec::new());
+        inflight.wake_batch();
+        let wanted = inflight.begin_batch().expect("another one is due");
+        inflight.open_batch(BatchRequest { behind: None, ..wanted }, BatchClaim::default());
+        assert!(!inflight.batches_run.load(Ordering::Acquire));
+        inflight.wake_batch();
+        assert_eq!(inflight.begin_batch(), None);
+        assert!(inflight.begin(Lane::First, false).is_some(), "an exchange claims what was left to the batches");
+    }
+
+    #[test]
+    fn a_backlog_of_other_tasks_or_of_slow_jobs_begins_no_batch() {
+        let of_another_task = inflight_that_waits_for_a_backlog(4, false);
+        exchange(&of_another_task, 1);
+        exchange(&of_another_task, usize::MAX);
+        assert_eq!(of_another_task.begin_batch(), None);
+        let slow = inflight_that_waits_for_a_backlog(4, true);
+        slow.state().claim_size.job(Duration::from_secs(1));
+        exchange(&slow, usize::MAX);
+        assert_eq!(slow.begin_batch(), None);
     }
 
     #[test]
