@@ -77,8 +77,8 @@ async fn a_batch_is_planned_the_same_whether_the_table_was_empty_or_full() {
         for (name, types, arguments) in [
             (
                 "deferred_claim",
-                "text, int[], int, text[], text[], jsonb, timestamptz, float8, int",
-                "'w', '{1}', 100, null, null, null, null, null, 1000000",
+                "text, int[], int, text[], text[], jsonb, timestamptz, float8, int, smallint, timestamptz, bigint",
+                "'w', '{1}', 100, null, null, null, null, null, 1000000, null, null, null",
             ),
             (
                 "deferred_end",
