@@ -19,7 +19,7 @@
 -- plan may look cheap for an empty table: rows are found by `id = any (array[…])`, which leaves only one access path,
 -- and a condition is not repeated if that would allow a full scan of one of the contract's indexes.
 --
--- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_by_task, _rs_jobs_queued,
+-- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_by_kind, _rs_jobs_queued,
 -- _rs_jobs_queued_by_task and _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
 --
 --  $1 worker            $2 $3 finished jobs: ids, locked_at
@@ -40,8 +40,9 @@
 -- Returns the claimed jobs, and one last row without an id: the time of the claim (`clock`); the reported jobs and
 -- queues that other transactions have locked (`blocked_jobs`, `blocked_queues`); whether some due jobs were not claimed
 -- because others had locked them or because they did not fit (`contended`); the reported jobs that this worker no
--- longer holds, whose outcomes were not written (`rejected_jobs`); and whether due jobs with a queue wait (`queued_wait`):
--- if not, the next exchange may be the short one (`exchange_unqueued.sql`).
+-- longer holds, whose outcomes were not written (`rejected_jobs`); whether due jobs with a queue wait, or the claim went by kind
+-- (`queued_wait`): if not, the next exchange may be the short one (`exchange_unqueued.sql`); and whether it stopped in the
+-- middle of the kinds with fewer jobs than it wants (`is_partial`).
 with recursive clock as (
   select coalesce($15::timestamptz, now()) as now
 ), done as materialized (
@@ -156,52 +157,178 @@ unqueued_priorities as (
     order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
   from unqueued_priorities as known where known.priority is not null
-), unqueued as (
-  select due.*
+),
+-- How far the claim reads: past half as many due jobs again as it wants. Behind that place, it goes by kind. Null if there are fewer
+-- due jobs.
+walk_end as materialized (
+  select due.priority, due.run_at, due.id
   from unqueued_priorities as known, clock, lateral (
-    select
-      jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
-      case
-        when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
-        else pg_catalog.pg_column_size(jobs.payload)
-      end as size
-    from :"schema"._private_jobs as jobs
+    select jobs.priority, jobs.run_at, jobs.id from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
       and jobs.priority = known.priority
       and jobs.run_at <= clock.now
-      and jobs.task_id = any ($23::int[])
-      and $17::int[] is null
-      and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-      and case when $21::text[] is not null then jobs.flags ?| $21 else true end
-      and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
     order by jobs.run_at, jobs.id
-    limit $13
-    for update skip locked
+    limit 51 + $13 + $13 / 4
+  ) as due
+  where $17::int[] is null
+  offset 50 + $13 + $13 / 4 limit 1
+),
+-- Two spans a priority: the jobs that are due before the last one that it reads, and those that are due at the same time. With one
+-- condition for both, the scan would not stop.
+spans as (
+  select known.priority, span.*
+  from clock
+  cross join unqueued_priorities as known
+  left join walk_end on true
+  cross join lateral (
+    select
+      null::timestamptz as at, null::bigint as last_id,
+      case when known.priority = walk_end.priority then walk_end.run_at else clock.now + interval '1 microsecond' end as before
+    union all
+    select walk_end.run_at, walk_end.id, null where known.priority = walk_end.priority
+  ) as span
+  where $17::int[] is null and (walk_end.priority is null or known.priority <= walk_end.priority)
+), unqueued as (
+  select due.*
+  from spans, lateral (
+    select * from (
+      select
+        jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
+        case
+          when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+          else pg_catalog.pg_column_size(jobs.payload)
+        end as size
+      from :"schema"._private_jobs as jobs
+      where spans.at is null
+        and jobs.is_available = true
+        and jobs.job_queue_id is null
+        and jobs.priority = spans.priority
+        and jobs.run_at < spans.before
+        and jobs.task_id = any ($23::int[])
+        and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+        and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+        and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
+      order by jobs.run_at, jobs.id
+      limit $13
+      for update skip locked
+    ) as before
+    union all
+    select * from (
+      select
+        jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
+        case
+          when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+          else pg_catalog.pg_column_size(jobs.payload)
+        end as size
+      from :"schema"._private_jobs as jobs
+      where spans.at is not null
+        and jobs.is_available = true
+        and jobs.job_queue_id is null
+        and jobs.priority = spans.priority
+        -- The time twice: to the planner, the primary key looks equally good otherwise.
+        and jobs.run_at = spans.at and jobs.run_at between spans.at and spans.at
+        and jobs.id <= spans.last_id
+        and jobs.task_id = any ($23::int[])
+        and ($14::text[] is null or (jobs.flags ?| $14) is not true)
+        and case when $21::text[] is not null then jobs.flags ?| $21 else true end
+        and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
+      order by jobs.id
+      limit $13
+      for update skip locked
+    ) as at_end
   ) as due
   limit $13
 ),
--- If some tasks have limits: the jobs task by task, up to the limit of each, because a task at its limit may have a
--- million jobs in front of the others. Takes no locks: rows that are locked but not claimed would look claimed to other
--- workers.
-waiting_tasks as (
-  (
-    select task_id from :"schema"._private_jobs
-    where is_available = true and (job_queue_id is null)::int = 1 and $13 > 0 and $17::int[] is not null
-    order by task_id, priority, run_at, id limit 1
-  )
+-- Whether the claim goes by kind: if some tasks have limits, because a task at its limit may have a million jobs in front of the
+-- others; and if the walk ended before it found enough jobs, because those in front of the others may be of tasks that this worker
+-- does not run, or have flags that it must not run.
+by_kind as materialized (
+  select
+    $13 > 0 and pg_catalog.cardinality($23::int[]) > 0 and (
+      $17::int[] is not null
+      or (exists (select from walk_end) and (select count(*) from unqueued) < $13)
+    ) as is_needed
+),
+-- The kinds that are in the index, one probe each. Tasks that this worker does not run are skipped. Begins at a random place and
+-- comes round, so that with more than a thousand kinds, each gets its turn.
+own_tasks as materialized (
+  select array(select id from pg_catalog.unnest($23::int[]) as own (id) order by id) as ids where (select is_needed from by_kind)
+), kinds_start as materialized (
+  select
+    own_tasks.ids[1 + floor(random() * pg_catalog.cardinality(own_tasks.ids)::float8)::int] as task_id,
+    (select priority from unqueued_priorities where priority is not null order by random() limit 1) as priority,
+    floor((random() - 0.5::float8) * 1.8e19::float8)::bigint as flags_hash
+  from own_tasks
+), kinds as (
+  select
+    0 as step, false as came_round, task_id, priority, flags_hash,
+    null::timestamptz as run_at, null::bigint as id, null::jsonb as flags, false as is_own
+  from kinds_start where priority is not null
   union all
-  select (
-    select jobs.task_id from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and (jobs.job_queue_id is null)::int = 1 and jobs.task_id > known.task_id
-    order by jobs.task_id, jobs.priority, jobs.run_at, jobs.id limit 1
-  )
-  from waiting_tasks as known where known.task_id is not null
-), unqueued_by_task as (
-  select due.*
-  from unqueued_priorities as known, clock, lateral (
-    select first.*
-    from waiting_tasks as waiting, lateral (
+  select
+    known.step + 1, known.came_round or next.task_id is null,
+    coalesce(next.task_id, '-2147483648'::int), coalesce(next.priority, '-32768'::smallint), coalesce(next.flags_hash, 0),
+    next.run_at, next.id, next.flags,
+    next.task_id = own_tasks.ids[pg_catalog.width_bucket(next.task_id, own_tasks.ids)]
+  from kinds as known
+  cross join own_tasks
+  cross join kinds_start as start
+  left join lateral (
+    select
+      jobs.task_id, jobs.priority, coalesce(pg_catalog.jsonb_hash_extended(jobs.flags, 0), 0) as flags_hash,
+      jobs.run_at, jobs.id, jobs.flags
+    from :"schema"._private_jobs as jobs
+    where jobs.is_available = true
+      and (jobs.job_queue_id is null)::int = 1
+      and (jobs.task_id, jobs.priority, coalesce(pg_catalog.jsonb_hash_extended(jobs.flags, 0), 0)) > (
+        case
+          when known.is_own or known.step = 0 then known.task_id
+          else own_tasks.ids[pg_catalog.width_bucket(known.task_id, own_tasks.ids) + 1]
+        end,
+        case when known.is_own or known.step = 0 then known.priority else '-32768'::smallint end,
+        case when known.is_own or known.step = 0 then known.flags_hash else '-9223372036854775808'::bigint end
+      )
+    order by
+      jobs.task_id, jobs.priority, coalesce(pg_catalog.jsonb_hash_extended(jobs.flags, 0), 0), jobs.run_at, jobs.id
+    limit 1
+  ) as next on true
+  where known.step < 1000
+    and not (known.came_round and (
+      next.task_id is null
+      or (next.task_id, next.priority, next.flags_hash) > (start.task_id, start.priority, start.flags_hash)
+    ))
+),
+-- Of the kinds that the worker may run and that have due jobs, those that come first.
+due_kinds as materialized (
+  select
+    kinds.*, row_number() over (order by kinds.priority, kinds.run_at, kinds.id) as nth, count(*) over () as found
+  from (
+    select kinds.task_id, kinds.priority, kinds.flags_hash, kinds.run_at, kinds.id
+    from kinds, clock
+    where kinds.is_own
+      and kinds.run_at <= clock.now
+      and ($14::text[] is null or (kinds.flags ?| $14) is not true)
+      and case when $21::text[] is not null then kinds.flags ?| $21 else true end
+      and case when $22::jsonb is not null then (kinds.flags <@ $22) is not false else true end
+    order by kinds.priority, kinds.run_at, kinds.id
+    limit 51 + $13 / 4
+  ) as kinds
+),
+-- The first jobs of each. Takes no locks: rows that are locked but not claimed would look claimed to other workers.
+first_of_kinds as materialized (
+  select
+    due.*, kinds.nth, due.nth_of_kind = kinds.room and kinds.room < least($13, kinds.allowed) as is_cut
+  from (
+    select *,
+      least($13, 20 + 4 * $13 / found) as room,
+      coalesce($17[pg_catalog.array_position($12, task_id)], $13) as allowed
+    from due_kinds where nth <= 50 + $13 / 4
+  ) as kinds
+  cross join clock
+  cross join lateral (
+    select first.*, row_number() over () as nth_of_kind
+    from (
       select
         jobs.job_queue_id, jobs.task_id, jobs.priority, jobs.run_at, jobs.id,
         case
@@ -211,21 +338,31 @@ waiting_tasks as (
       from :"schema"._private_jobs as jobs
       where jobs.is_available = true
         and (jobs.job_queue_id is null)::int = 1
-        and jobs.task_id = waiting.task_id
-        and jobs.priority = known.priority
+        and jobs.task_id = kinds.task_id
+        and jobs.priority = kinds.priority
+        and coalesce(pg_catalog.jsonb_hash_extended(jobs.flags, 0), 0) = kinds.flags_hash
         and jobs.run_at <= clock.now
-        and ($14::text[] is null or (jobs.flags ?| $14) is not true)
-        and case when $21::text[] is not null then jobs.flags ?| $21 else true end
-        and case when $22::jsonb is not null then (jobs.flags <@ $22) is not false else true end
       order by jobs.run_at, jobs.id
-      limit least($13, coalesce($17[pg_catalog.array_position($12, waiting.task_id)], $13))
+      limit least(kinds.room, kinds.allowed)
     ) as first
-    where waiting.task_id = any ($23::int[])
-    order by first.run_at, first.id
-    limit $13
   ) as due
-  where $17 is not null
-  limit $13
+),
+-- Behind the last job that was read of a kind, others of that kind may come before those of other kinds.
+kinds_end as (
+  select priority, run_at, id from (
+    select priority, run_at, id from first_of_kinds where is_cut
+    union all
+    select priority, run_at, id from due_kinds where nth > 50 + $13 / 4
+  ) as ends
+  order by priority, run_at, id limit 1
+), unqueued_by_kind as (
+  select first.job_queue_id, first.task_id, first.priority, first.run_at, first.id, first.size
+  from first_of_kinds as first
+  left join kinds_end on true
+  where (kinds_end.id is null or (first.priority, first.run_at, first.id) <= (kinds_end.priority, kinds_end.run_at, kinds_end.id))
+    and first.id not in (select id from unqueued)
+  order by first.priority, first.run_at, first.id
+  limit $13 - (select count(*) from unqueued)
 ),
 -- The first jobs with a queue: their queues are tried first. Other workers may hold all these queues, so the number of
 -- jobs read is limited.
@@ -394,7 +531,7 @@ heads as (
     for update skip locked
   ) as due
 ), candidates as (
-  select * from unqueued union all select * from unqueued_by_task union all select * from queued
+  select * from unqueued union all select * from unqueued_by_kind union all select * from queued
 ), within_limits as (
   select * from candidates where $17::int[] is null
   union all
@@ -426,7 +563,7 @@ heads as (
   from sized
 ), locked_late as (
   select jobs.id from :"schema"._private_jobs as jobs
-  where jobs.id = any (array(select id from ranked where job_queue_id is null and $17 is not null and fits))
+  where jobs.id = any (array(select id from ranked where (select is_needed from by_kind) and job_queue_id is null and fits and id not in (select id from unqueued)))
     -- The same as is_available, written so that the planner cannot use another index.
     and jobs.locked_at is null and jobs.attempts < jobs.max_attempts
   for update skip locked
@@ -440,7 +577,12 @@ alive as (
 ), chosen as (
   select id, job_queue_id from ranked
   where fits
-    and ($17 is null or job_queue_id is not null or id in (select id from locked_late))
+    and (
+      (select not is_needed from by_kind)
+      or job_queue_id is not null
+      or id in (select id from unqueued)
+      or id in (select id from locked_late)
+    )
     and ($18 is null or exists (select from alive where ranked.id is not null))
 ), touched_queues as (
   select id, bool_or(kept) as kept
@@ -489,7 +631,7 @@ for_others as (
 )
 select
   claimed.*, null::timestamptz as clock, null::bigint[] as blocked_jobs, null::int[] as blocked_queues,
-  null::boolean as contended, null::bigint[] as rejected_jobs, null::boolean as queued_wait
+  null::boolean as contended, null::bigint[] as rejected_jobs, null::boolean as queued_wait, null::boolean as is_partial
 from claimed
 union all
 select
@@ -521,6 +663,7 @@ select
         and case when $22::jsonb is not null then (due.flags <@ $22) is not false else true end
         and due.id not in (select id from chosen)
     )
+    or exists (select from kinds where step = 1000)
     or exists (
       select from first_queued
       join :"schema"._private_job_queues as job_queues on job_queues.id = any (array[first_queued.job_queue_id])
@@ -534,7 +677,8 @@ select
       and reported.id not in (select id from back)
       and reported.id not in (select id from blocked)
   ),
-  exists (select from first_queued)
+  exists (select from first_queued) or (select is_needed from by_kind),
+  (select count(*) from chosen) between 1 and $13 - 1 and exists (select from kinds_end)
 from clock
 -- The notification is part of the exchange, so it is sent only if the release commits.
 left join lateral (

@@ -18,8 +18,8 @@
 --  $16 $17 $18 completed jobs whose places are known: ids, locked_at, and an array of the places, as text
 --
 -- Returns the claimed jobs with their places, and one last row without an id, like `exchange.sql`. That row also says whether
--- there are due jobs with a queue (`queued_wait`), where the first job without a queue was (`first_…`), and which of $16 were
--- not found free at their places (`missed_jobs`): the worker reports those again, in $2.
+-- there are due jobs with a queue, or it has not read far enough (`queued_wait`), where the first job without a queue was
+-- (`first_…`), and which of $16 were not found free at their places (`missed_jobs`): the worker reports those again, in $2.
 with recursive clock as (
   select coalesce($10::timestamptz, now()) as now
 ),
@@ -95,7 +95,9 @@ first_jobs as (
     and pg_try_advisory_xact_lock(first.jobs_table * 65536 + turns.n)
   limit 1
 ), begins as (
-  select first.priority, coalesce(later.run_at, first.run_at) as run_at, coalesce(later.id, first.id) as id
+  select
+    first.priority, coalesce(later.run_at, first.run_at) as run_at, coalesce(later.id, first.id) as id,
+    first.jobs_table is not null as is_first
   from first_jobs as first
   left join lateral (
     select jobs.run_at, jobs.id from :"schema"._private_jobs as jobs, clock
@@ -109,28 +111,103 @@ first_jobs as (
     order by jobs.run_at, jobs.id
     offset (select n from turn) * $5 limit 1
   ) as later on true
-), candidates as (
-  select due.*
+),
+-- How far the claim reads: past half as many due jobs again as it wants. Behind that place, `exchange.sql` goes by kind of job. Null
+-- if there are fewer due jobs. Computed only if the first span has fewer jobs than the claim wants.
+walk_end as (
+  select due.priority, due.run_at, due.id
   from begins, clock, lateral (
-    select
-      jobs.priority, jobs.run_at, jobs.id, jobs.ctid as place,
-      case
-        when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
-        else pg_catalog.pg_column_size(jobs.payload)
-      end as size
-    from :"schema"._private_jobs as jobs
+    select jobs.priority, jobs.run_at, jobs.id from :"schema"._private_jobs as jobs
     where jobs.is_available = true
       and jobs.job_queue_id is null
       and jobs.priority = begins.priority
       and (jobs.run_at, jobs.id) >= (begins.run_at, begins.id)
       and jobs.run_at <= clock.now
-      and jobs.task_id = any ($4::int[])
-      and ($12::text[] is null or (jobs.flags ?| $12) is not true)
-      and case when $13::text[] is not null then jobs.flags ?| $13 else true end
-      and case when $14::jsonb is not null then (jobs.flags <@ $14) is not false else true end
     order by jobs.run_at, jobs.id
-    limit $5
-    for update skip locked
+    limit 51 + $5 + $5 / 4
+  ) as due
+  offset 50 + $5 + $5 / 4 limit 1
+), candidates as (
+  select due.*
+  from clock
+  cross join begins
+  -- A span is a range of ids at one time, or a range of times. With one condition for both, the scan would not stop at the end. The
+  -- first span has jobs that were added together, no more than it has ids.
+  cross join lateral (
+    select
+      begins.run_at as at, begins.id as first_id, begins.id + 50 + $5 + $5 / 4 as last_id,
+      null::timestamptz as after, null::timestamptz as before
+    where begins.is_first and begins.run_at <= clock.now and begins.id < 9000000000000000000
+    union all
+    select
+      begins.run_at,
+      case
+        when begins.is_first and begins.id < 9000000000000000000 then begins.id + 51 + $5 + $5 / 4
+        else begins.id
+      end,
+      case
+        when (walk_end.priority, walk_end.run_at) = (begins.priority, begins.run_at) then walk_end.id
+        else 9223372036854775807
+      end,
+      null, null
+    from (select) as one left join walk_end on true
+    where begins.run_at <= clock.now and (walk_end.id is null or begins.priority <= walk_end.priority)
+    union all
+    select
+      null, null, null, begins.run_at,
+      case when begins.priority = walk_end.priority then walk_end.run_at else clock.now + interval '1 microsecond' end
+    from (select) as one left join walk_end on true
+    where begins.run_at <= clock.now and (walk_end.id is null or begins.priority <= walk_end.priority)
+    union all
+    select walk_end.run_at, '-9223372036854775808'::bigint, walk_end.id, null, null
+    from walk_end where walk_end.priority = begins.priority and walk_end.run_at > begins.run_at
+  ) as span
+  cross join lateral (
+    select * from (
+      select
+        jobs.priority, jobs.run_at, jobs.id, jobs.ctid as place,
+        case
+          when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+          else pg_catalog.pg_column_size(jobs.payload)
+        end as size
+      from :"schema"._private_jobs as jobs
+      where span.at is not null
+        and jobs.is_available = true
+        and jobs.job_queue_id is null
+        and jobs.priority = begins.priority
+        -- The time twice: to the planner, the primary key looks equally good otherwise.
+        and jobs.run_at = span.at and jobs.run_at between span.at and span.at
+        and jobs.id between span.first_id and span.last_id
+        and jobs.task_id = any ($4::int[])
+        and ($12::text[] is null or (jobs.flags ?| $12) is not true)
+        and case when $13::text[] is not null then jobs.flags ?| $13 else true end
+        and case when $14::jsonb is not null then (jobs.flags <@ $14) is not false else true end
+      order by jobs.id
+      limit $5
+      for update skip locked
+    ) as at_one_time
+    union all
+    select * from (
+      select
+        jobs.priority, jobs.run_at, jobs.id, jobs.ctid as place,
+        case
+          when pg_catalog.pg_column_size(jobs.payload) between 400 and 1899 then octet_length(jobs.payload::text)
+          else pg_catalog.pg_column_size(jobs.payload)
+        end as size
+      from :"schema"._private_jobs as jobs
+      where span.at is null
+        and jobs.is_available = true
+        and jobs.job_queue_id is null
+        and jobs.priority = begins.priority
+        and jobs.run_at > span.after and jobs.run_at < span.before
+        and jobs.task_id = any ($4::int[])
+        and ($12::text[] is null or (jobs.flags ?| $12) is not true)
+        and case when $13::text[] is not null then jobs.flags ?| $13 else true end
+        and case when $14::jsonb is not null then (jobs.flags <@ $14) is not false else true end
+      order by jobs.run_at, jobs.id
+      limit $5
+      for update skip locked
+    ) as between_times
   ) as due
   limit $5
 ),
@@ -249,7 +326,7 @@ select
       ) as first
     ) as waiting
     where waiting.is_any_ours or waiting.read = 50
-  ),
+  ) or ((select count(*) from candidates) < $5 and exists (select from walk_end)),
   first.priority, first.run_at, first.id,
   array(
     select reported.id from pg_catalog.unnest($16::bigint[]) as reported (id)

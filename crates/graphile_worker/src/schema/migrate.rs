@@ -6,8 +6,8 @@
 //! step, older workers are asked to finish: see `upgrade`. The SQL is in `steps`.
 
 use super::steps::{
-    Addition, BREAKING, FUNCTIONS_STEP, INDEXES_STEP, LEVEL, LOWEST_POSTGRES, WORKERS_STEP, additions, files,
-    last_addition, queries,
+    Addition, BREAKING, EARLIER_INDEXES_STEP, FUNCTIONS_STEP, INDEXES_STEP, LEVEL, LOWEST_POSTGRES, WORKERS_STEP,
+    additions, files, last_addition, queries,
 };
 use crate::Error;
 use crate::db::connect::DatabaseConfig;
@@ -860,8 +860,7 @@ async fn apply(
         for (_, file) in files::INDEXES {
             run(connection, schema, file, "create the indexes").await?;
         }
-        run(connection, schema, files::INDEX_COMMENTS, "describe the indexes").await?;
-        record(connection, schema, INDEXES_STEP, None, false).await?;
+        describe_indexes(connection, schema).await?;
     }
     if plan.remove_rust_port {
         run(connection, schema, files::RUST_PORT_RETIREMENTS, "find the replaced jobs").await?;
@@ -974,8 +973,21 @@ async fn build_indexes(connection: &mut PgConnection, schema: &Schema) -> Result
         }
         sqlx::raw_sql(schema.sql_concurrently(file)).execute(&mut *connection).await.context(context)?;
     }
+    for name in files::REPLACED_INDEXES {
+        let index = format!("{}.{name}", quote_identifier(schema.name()));
+        let drop = AssertSqlSafe(format!("drop index concurrently if exists {index}"));
+        let context = || format!("drop the index {name} of {:?}", schema.name());
+        sqlx::raw_sql(drop).execute(&mut *connection).await.context(context)?;
+    }
+    describe_indexes(connection, schema).await
+}
+
+async fn describe_indexes(connection: &mut PgConnection, schema: &Schema) -> Result<(), Error> {
     run(connection, schema, files::INDEX_COMMENTS, "describe the indexes").await?;
-    record(connection, schema, INDEXES_STEP, None, false).await
+    for step in [EARLIER_INDEXES_STEP, INDEXES_STEP] {
+        record(connection, schema, step, None, false).await?;
+    }
+    Ok(())
 }
 
 async fn run(connection: &mut PgConnection, schema: &Schema, file: &'static str, what: &str) -> Result<(), Error> {

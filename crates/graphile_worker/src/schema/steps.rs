@@ -14,8 +14,11 @@ pub(super) const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 /// functions takes the next free number, so that an older release leaves them alone.
 pub(super) const FUNCTIONS_STEP: i32 = 11;
 
-/// The step of our own ledger that creates the indexes. A release that adds one takes the next free number.
-pub(super) const INDEXES_STEP: i32 = 9;
+/// The step of our own ledger that creates the indexes. A release that changes them takes the next free number.
+pub(super) const INDEXES_STEP: i32 = 12;
+
+/// The same step of earlier releases. It is recorded, too: otherwise such a release would create its indexes again.
+pub(super) const EARLIER_INDEXES_STEP: i32 = 9;
 
 /// The step that creates the recovery tables, in which live workers register.
 pub(super) const WORKERS_STEP: i32 = 5;
@@ -79,9 +82,11 @@ pub(crate) mod files {
         ("_rs_jobs_unqueued", include_str!("../../sql/schema/120-index-unqueued.sql")),
         ("_rs_jobs_queued", include_str!("../../sql/schema/121-index-queued.sql")),
         ("_rs_jobs_by_queue", include_str!("../../sql/schema/122-index-by-queue.sql")),
-        ("_rs_jobs_by_task", include_str!("../../sql/schema/123-index-by-task.sql")),
+        ("_rs_jobs_by_kind", include_str!("../../sql/schema/123-index-by-kind.sql")),
         ("_rs_jobs_queued_by_task", include_str!("../../sql/schema/124-index-queued-by-task.sql")),
     ];
+    /// Indexes of earlier releases, which the present ones replace.
+    pub(crate) const REPLACED_INDEXES: [&str; 1] = ["_rs_jobs_by_task"];
     pub(crate) const VACUUM_SETTINGS: &str = include_str!("../../sql/schema/130-vacuum-settings.sql");
     pub(crate) const CRONTAB_ITEMS: &str = include_str!("../../sql/schema/140-crontab-items.sql");
     pub(crate) const WORKERS: &str = include_str!("../../sql/schema/150-workers.sql");

@@ -797,12 +797,14 @@ impl Exchange {
             .fetch_all(connection)
             .await
             .context(context)?;
+        let mut answer = self.answer(&rows).context(context)?;
         if let (Some(about), true) = (rows.last(), request.jobs > 0) {
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
             self.lanes.head_claims().read_everything(rows.len() > request.jobs);
+            answer.is_partial = about.try_get("is_partial").context(context)?;
         }
-        self.answer(&rows).context(context)
+        Ok(answer)
     }
 
     /// The errors and payloads to write, in characters that the database's encoding has.

@@ -84,8 +84,8 @@ pub(crate) struct Answer {
     /// Whether due jobs were left because others had locked them, or because their payloads were too large for one
     /// claim.
     pub(crate) contended: bool,
-    /// Whether the claim has not looked at all due jobs, although it got fewer than it wanted: those with a queue, or those
-    /// in front of the place where it started. The next claim does.
+    /// Whether the claim has not looked at all due jobs, although it got fewer than it wanted: those with a queue, those
+    /// in front of the place where it started, or those behind many that this worker cannot take. The next claim does.
     pub(crate) is_partial: bool,
     /// Whether the claim has seen that no job is left, not even one that is due later.
     pub(crate) nothing_waits: bool,

@@ -255,3 +255,110 @@ async fn a_claim_of_the_first_jobs_waits_for_no_other_claim() {
     assert_eq!(head_claim(&mut connection, 1).await, (vec![], false, false), "it reads further");
     assert_eq!(head_claim(&mut connection, 10).await, (vec![2, 3], true, false));
 }
+
+/// The ids that a worker of the tasks `tasks`, which must not run jobs with the flag `slow`, claims in the transaction of
+/// `connection`, in several claims of at most `wanted` jobs, each as a set. Begins with the short exchange, as a worker does.
+async fn claims_until_none_is_left(connection: &mut PgConnection, tasks: &str, wanted: usize) -> Vec<Vec<i64>> {
+    let files = sql_files();
+    let text = |file: &str| {
+        let (_, text) = files.iter().find(|(name, _)| name == file).expect("the file");
+        text.replace(":\"schema\"", "graphile_worker")
+    };
+    let prepare = format!(
+        "set local plan_cache_mode = force_generic_plan; set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off;
+         set local enable_hashjoin = off; set local enable_mergejoin = off; set local jit = off; deallocate all;
+         prepare short(text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int, timestamptz, float8,
+           text[], text[], jsonb, int[], bigint[], timestamptz[], text) as {};
+         prepare long(text, bigint[], timestamptz[], bigint[], timestamptz[], text[], float8[], timestamptz[], int[], text[],
+           int[], int[], int, text[], timestamptz, text[], int[], float8, int[], int, text[], jsonb, int[]) as {}",
+        text("exchange_unqueued.sql"),
+        text("exchange.sql").trim_end().trim_end_matches(';'),
+    );
+    sqlx::raw_sql(AssertSqlSafe(prepare.replace(";;", ";"))).execute(&mut *connection).await.unwrap();
+    let mut claims = Vec::new();
+    let mut is_short = true;
+    loop {
+        let execute = if is_short {
+            format!(
+                "execute short('w', '{{}}', '{{}}', '{tasks}', {wanted}, null, null, null, 8000000, null, null, '{{slow}}',
+                   null, null, '{tasks}', '{{}}', '{{}}', '{{}}')"
+            )
+        } else {
+            format!(
+                "execute long('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{tasks}',
+                   {wanted}, '{{slow}}', null, '{{}}', null, null, '{{}}', 8000000, null, null, '{tasks}')"
+            )
+        };
+        let rows = sqlx::query(AssertSqlSafe(execute)).persistent(false).fetch_all(&mut *connection).await.unwrap();
+        let ids: Vec<i64> = rows.iter().filter_map(|row| row.get("id")).collect();
+        let needs_long: bool = rows.last().expect("the last row").get("queued_wait");
+        if ids.is_empty() && is_short != needs_long {
+            return claims;
+        }
+        is_short = !needs_long;
+        claims.push(ids);
+    }
+}
+
+#[tokio::test]
+async fn jobs_behind_many_that_the_worker_cannot_take_are_claimed_in_order() {
+    let db = Db::installed().await;
+    for n in 1..=8 {
+        db.run(&format!("select graphile_worker.add_job('t{n}'); delete from graphile_worker._private_jobs")).await;
+    }
+    // Jobs of eight tasks, of three priorities, with flags or without, added together or one by one, some of them for later.
+    db.run(
+        "insert into graphile_worker._private_jobs (task_id, priority, run_at, flags)
+         select
+           case when n < 1500 then 7 + n % 2 else 1 + n * 7 % 8 end, n * 5 % 3,
+           case
+             when n % 11 = 0 then now() + interval '1 hour'
+             when n < 2000 then '2026-01-01' else '2026-01-01'::timestamptz + n * 37 % 1000 * interval '1 second'
+           end,
+           case n * 13 % 6 when 0 then '{\"slow\": true}' when 1 then '{\"slow\": true, \"b\": true}'
+             when 2 then jsonb_build_object('f' || n % 20, true) when 3 then '{}' end::jsonb
+         from generate_series(1, 4000) as n",
+    )
+    .await;
+    for (tasks, tasks_wanted) in
+        [("{2,3,5,6}", "2, 3, 5, 6"), ("{6}", "6"), ("{1,2,3,4,5,6,7,8}", "1, 2, 3, 4, 5, 6, 7, 8")]
+    {
+        let expected = db
+            .value(&format!(
+                "select json_agg(id order by priority, run_at, id) from graphile_worker._private_jobs
+                 where task_id in ({tasks_wanted}) and run_at <= now() and (flags ? 'slow') is not true"
+            ))
+            .await;
+        let expected: Vec<i64> = serde_json::from_value(expected).unwrap();
+        assert!(expected.len() > 50, "{}", expected.len());
+        for wanted in [3, 40, 1000] {
+            let mut transaction = db.pool.begin().await.unwrap();
+            let mut left = expected.as_slice();
+            let claims = claims_until_none_is_left(&mut transaction, tasks, wanted).await;
+            for mut claim in claims {
+                let (first, rest) = left.split_at(claim.len());
+                let mut first = first.to_vec();
+                claim.sort_unstable();
+                first.sort_unstable();
+                assert_eq!(claim, first, "{tasks}, {wanted} at a time");
+                left = rest;
+            }
+            assert_eq!(left, [0; 0], "{tasks}, {wanted} at a time");
+            transaction.rollback().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_many_kinds_behind_jobs_of_other_tasks_all_run() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('elsewhere') from generate_series(1, 3000)").await;
+    db.run(
+        "select graphile_worker.add_job('t', to_json(n), flags => array['f' || n]) from generate_series(1, 2500) as n",
+    )
+    .await;
+    let mut seen = order_of_one_run(&db, 10).await;
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=2500).collect::<Vec<i64>>());
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 3000);
+}

@@ -8,6 +8,11 @@ const SETTINGS: &str =
     "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set enable_bitmapscan = off;
     set enable_sort = off; set enable_hashjoin = off; set enable_mergejoin = off; set jit = off";
 
+/// The types of the parameters of `exchange_unqueued.sql`.
+const SHORT_EXCHANGE: &str =
+    "text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int, timestamptz, float8, text[], text[],
+     jsonb, int[], bigint[], timestamptz[], text";
+
 async fn plan(connection: &mut PgConnection) -> Vec<String> {
     let files = sql_files();
     let (_, text) = files.iter().find(|(name, _)| name == "exchange.sql").expect("the file");
@@ -114,8 +119,7 @@ async fn a_short_exchange_is_planned_the_same_whether_the_table_was_empty_or_ful
         let plan = plan_of(
             &mut connection,
             "exchange_unqueued",
-            "text, bigint[], timestamptz[], int[], int, smallint, timestamptz, bigint, int, timestamptz, float8, text[],
-             text[], jsonb, int[], bigint[], timestamptz[], text",
+            SHORT_EXCHANGE,
             "'w', '{1}', '{now}', '{1}', 100, 0::smallint, now(), 7, 1000000, null, null, null, null, null, '{1}',
              '{2}', '{now}', '{\"(0,1)\"}'",
         )
@@ -165,9 +169,14 @@ async fn an_exchange_is_planned_the_same_whether_the_table_was_empty_or_full() {
 /// each it may take.
 async fn rows_read(connection: &mut PgConnection, task_ids: &str, limits: &str) -> i64 {
     let sql = format!(
-        "explain (analyze, format json) execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
+        "execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
            '{{}}', '{{}}', '{task_ids}', 10, null, null, '{{}}', {limits}, null, '{{}}', 1000000, null, null, '{task_ids}')"
     );
+    rows_read_by(connection, &sql).await
+}
+
+async fn rows_read_by(connection: &mut PgConnection, execute: &str) -> i64 {
+    let sql = format!("explain (analyze, format json) {execute}");
     let plan: serde_json::Value =
         sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(connection).await.unwrap();
     fn count(node: &serde_json::Value) -> i64 {
@@ -215,5 +224,50 @@ async fn jobs_of_a_task_at_its_limit_are_not_read() {
                          join graphile_worker._private_tasks as tasks on tasks.id = jobs.task_id
                          where locked_by = 'w' group by 1) as claimed";
         assert_eq!(db.value(claimed).await, serde_json::json!({"free": free_jobs, "limited": 2}), "{queue}");
+    }
+}
+
+#[tokio::test]
+async fn jobs_that_a_worker_cannot_take_are_not_read() {
+    for in_front in [
+        "select graphile_worker.add_job('elsewhere' || n % 3)",
+        "select graphile_worker.add_job('t', flags => '{slow}')",
+    ] {
+        let db = Db::installed().await;
+        let mut connection = db.connect().await;
+        db.run("select graphile_worker.add_job('t'); delete from graphile_worker._private_jobs").await;
+        db.run(&format!("{in_front} from generate_series(1, 20000) n")).await;
+        db.run("select graphile_worker.add_job('t') from generate_series(1, 100)").await;
+        for analyzed in [false, true] {
+            if analyzed {
+                db.run("vacuum analyze graphile_worker._private_jobs").await;
+            }
+            plan(&mut connection).await;
+            for wanted in [1, 20] {
+                let execute = format!(
+                    "execute exchange('w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}',
+                       '{{1}}', {wanted}, '{{slow}}', null, '{{}}', null, null, '{{}}', 1000000, null, null, '{{1}}')"
+                );
+                let read = rows_read_by(&mut connection, &execute).await;
+                assert!((1..600).contains(&read), "{in_front}: {read} rows read for {wanted} (analyzed: {analyzed})");
+            }
+            plan_of(
+                &mut connection,
+                "exchange_unqueued",
+                SHORT_EXCHANGE,
+                "'w', '{}', '{}', '{1}', 1, null, null, null, 1000000, null, null, null, null, null, '{1}',
+                 '{}', '{}', '{}'",
+            )
+            .await;
+            let execute = "execute exchange_unqueued('w', '{}', '{}', '{1}', 10, null, null, null, 1000000, null, null,
+                             '{slow}', null, null, '{1}', '{}', '{}', '{}')";
+            let read = rows_read_by(&mut connection, execute).await;
+            assert!(
+                (1..600).contains(&read),
+                "{in_front}: {read} rows read by the short exchange (analyzed: {analyzed})"
+            );
+        }
+        let claimed = "select count(*) from graphile_worker._private_jobs where locked_by = 'w'";
+        assert_eq!(db.value(claimed).await, 42, "{in_front}");
     }
 }
