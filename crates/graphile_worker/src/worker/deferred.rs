@@ -36,11 +36,9 @@ const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
 const RECONNECT_PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50), Duration::from_secs(5));
 
-/// - If the machine or the process is suspended in the middle of a batch, the server ends the batch after 10 seconds. An
-///   application's shorter limit must not end one before.
-/// - A batch does not wait for the disk. A crash of the server may lose the last ones, within `wal_writer_delay`: their jobs
-///   then run again, which does no harm.
-const SETTINGS: [(&str, &str); 2] = [("idle_in_transaction_session_timeout", "10s"), ("synchronous_commit", "off")];
+/// A batch does not wait for the disk. A crash of the server may lose the last ones, within `wal_writer_delay`: their jobs
+/// then run again, which does no harm.
+const SETTINGS: [(&str, &str); 1] = [("synchronous_commit", "off")];
 
 /// Read committed, whatever the database's default is: a claim must see what was committed before it.
 const BEGIN: &str = "begin isolation level read committed";

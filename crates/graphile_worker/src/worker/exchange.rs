@@ -52,6 +52,11 @@ const RECONNECT_PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50)
 /// table.
 const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "100ms");
 
+/// How long a suspended worker may hold what its open transaction has locked, for example the name of a task that it adds, or
+/// the jobs of a batch. The server then closes the connection, and the worker reconnects. Set here, because an application's
+/// shorter limit must not end a batch earlier.
+const IDLE_TIMEOUT: (&str, &str) = ("idle_in_transaction_session_timeout", "10s");
+
 /// How long the worker waits for an open transaction that is adding one of the worker's tasks.
 const ENSURE_TASKS_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
 
@@ -961,7 +966,7 @@ impl Exchange {
 
 /// The session has a unique application name, so that a new connection can find and terminate the previous one.
 fn session_of_first_lane(session: &Session, worker_id: &str) -> Session {
-    session.clone().named(&connection_name(worker_id, Lane::First)).with(&[LOCK_TIMEOUT])
+    session.clone().named(&connection_name(worker_id, Lane::First)).with(&[LOCK_TIMEOUT, IDLE_TIMEOUT])
 }
 
 fn connection_name(worker_id: &str, lane: Lane) -> String {
