@@ -501,7 +501,7 @@ impl Driver {
     /// Makes the schema look like that of the release before, so that `migrate` has something to do beside running
     /// workers: to install the functions and the columns of the last step, or to build an index.
     async fn undo_a_step(&self, random: &mut fastrand::Rng) -> sqlx::Result<()> {
-        let index = random.choice(["_rs_jobs_unqueued", "_rs_jobs_queued", "_rs_jobs_by_queue", "_rs_jobs_by_kind"]);
+        let index = random.choice(["_rs_jobs_unqueued", "_rs_jobs_in_queues", "_rs_jobs_by_queue", "_rs_jobs_by_kind"]);
         let (step, index) = if random.bool() { (FUNCTIONS_STEP, None) } else { (INDEXES_STEP, index) };
         if let Some(index) = index {
             let drop = format!("drop index concurrently if exists graphile_worker.{index}");

@@ -29,7 +29,7 @@ with head as materialized (
 ), queued as materialized (
   select jobs.priority, jobs.run_at <= coalesce($4::timestamptz, now()) as is_due
   from :"schema"._private_jobs as jobs
-  where jobs.is_available = true and jobs.job_queue_id >= '-2147483648'
+  where jobs.is_available = true and jobs.job_queue_id > 0
   order by jobs.priority, jobs.run_at, jobs.id limit 1
 ), summary as materialized (
   select
@@ -42,7 +42,7 @@ with head as materialized (
       select from queued
       where queued.is_due or exists (
         select from :"schema"._private_jobs as jobs
-        where jobs.is_available = true and jobs.job_queue_id >= '-2147483648' and jobs.priority > queued.priority
+        where jobs.is_available = true and jobs.job_queue_id > 0 and jobs.priority > queued.priority
       )
     ) then 0 when bool_or(head.is_large) then least($3, 1) else $3 end as most
   from head

@@ -6,7 +6,9 @@ with stale_jobs as (
   update :"schema"._private_jobs as jobs
   set locked_at = null, locked_by = null, run_at = greatest(jobs.run_at, now())
   from stale_jobs where jobs.id = stale_jobs.id
-  returning jobs.id
+  returning jobs.id, jobs.job_queue_id
+), called as (
+  insert into :"schema"._rs_lane_calls (lane_id) select distinct job_queue_id from jobs where job_queue_id < 0
 ), stale_queues as (
   select id from :"schema"._private_job_queues where locked_at < now() - interval '4 hours' for update skip locked
 ), queues as (

@@ -19,8 +19,8 @@
 -- plan may look cheap for an empty table: rows are found by `id = any (array[…])`, which leaves only one access path,
 -- and a condition is not repeated if that would allow a full scan of one of the contract's indexes.
 --
--- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_by_kind, _rs_jobs_queued,
--- _rs_jobs_queued_by_task and _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
+-- Claims in the order (priority, run_at, id), by the indexes _rs_jobs_unqueued, _rs_jobs_by_kind, _rs_jobs_in_queues,
+-- _rs_jobs_in_queues_by_task and _rs_jobs_by_queue, and reads about as many rows as it claims, whatever else is in the table.
 --
 --  $1 worker            $2 $3 finished jobs: ids, locked_at
 --  $4 $5 jobs given back: ids, locked_at   $6 error, null keeps the last   $7 seconds to wait, null for the
@@ -369,13 +369,13 @@ kinds_end as (
 queued_priorities as (
   (
     select priority from :"schema"._private_jobs
-    where is_available = true and job_queue_id >= '-2147483648' and $13 > 0
+    where is_available = true and job_queue_id > 0 and $13 > 0
     order by priority, run_at, id limit 1
   )
   union all
   select (
     select jobs.priority from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and jobs.job_queue_id >= '-2147483648' and jobs.priority > known.priority
+    where jobs.is_available = true and jobs.job_queue_id > 0 and jobs.priority > known.priority
     order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
   from queued_priorities as known where known.priority is not null
@@ -384,13 +384,13 @@ queued_priorities as (
 waiting_queued_tasks as (
   (
     select task_id from :"schema"._private_jobs
-    where is_available = true and (job_queue_id is not null)::int = 1 and $13 > 0 and $17::int[] is not null
+    where is_available = true and (job_queue_id > 0)::int = 1 and $13 > 0 and $17::int[] is not null
     order by task_id, priority, run_at, id limit 1
   )
   union all
   select (
     select jobs.task_id from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and (jobs.job_queue_id is not null)::int = 1 and jobs.task_id > known.task_id
+    where jobs.is_available = true and (jobs.job_queue_id > 0)::int = 1 and jobs.task_id > known.task_id
     order by jobs.task_id, jobs.priority, jobs.run_at, jobs.id limit 1
   )
   from waiting_queued_tasks as known where known.task_id is not null
@@ -402,7 +402,7 @@ waiting_queued_tasks as (
       select jobs.job_queue_id, jobs.run_at, jobs.id
       from :"schema"._private_jobs as jobs
       where jobs.is_available = true
-        and (jobs.job_queue_id is not null)::int = 1
+        and (jobs.job_queue_id > 0)::int = 1
         and jobs.task_id = waiting.task_id
         and jobs.priority = known.priority
         and jobs.run_at <= clock.now
@@ -424,7 +424,7 @@ waiting_queued_tasks as (
     select jobs.job_queue_id
     from :"schema"._private_jobs as jobs
     where jobs.is_available = true
-      and jobs.job_queue_id >= '-2147483648'
+      and jobs.job_queue_id > 0
       and jobs.priority = known.priority
       and jobs.run_at <= clock.now
       and jobs.task_id = any ($12::int[])

@@ -252,13 +252,13 @@ few_bytes as (
 queued_priorities as (
   (
     select priority from :"schema"._private_jobs
-    where is_available = true and job_queue_id >= '-2147483648' and $5 > 0
+    where is_available = true and job_queue_id > 0 and $5 > 0
     order by priority, run_at, id limit 1
   )
   union all
   select (
     select jobs.priority from :"schema"._private_jobs as jobs
-    where jobs.is_available = true and jobs.job_queue_id >= '-2147483648' and jobs.priority > known.priority
+    where jobs.is_available = true and jobs.job_queue_id > 0 and jobs.priority > known.priority
     order by jobs.priority, jobs.run_at, jobs.id limit 1
   )
   from queued_priorities as known where known.priority is not null
@@ -318,7 +318,7 @@ select
       from (
         select jobs.task_id, jobs.flags from :"schema"._private_jobs as jobs
         where jobs.is_available = true
-          and jobs.job_queue_id >= '-2147483648'
+          and jobs.job_queue_id > 0
           and jobs.priority = known.priority
           and jobs.run_at <= clock.now
         order by jobs.run_at, jobs.id

@@ -203,7 +203,7 @@ begin
 end
 $$;
 
--- The ids of those of the tasks and queues that exist. No session deletes these names until this transaction ends.
+-- The ids of those of the tasks and queues that exist and have no limit. No session deletes these names until this transaction ends.
 create or replace function :"schema"._rs_known_names(identifiers text[], queue_names text[])
 returns table (kind text, name text, id int) language plpgsql rows 10
 set search_path = pg_catalog, :"schema", pg_temp
@@ -216,7 +216,9 @@ begin
     select _rs_name_bucket('queue', wanted) from unnest(queue_names) as wanted
   ) as buckets;
   return query
-    select 'task', tasks.identifier, tasks.id from _private_tasks as tasks where tasks.identifier = any (identifiers)
+    select 'task', tasks.identifier, tasks.id from _private_tasks as tasks
+    where tasks.identifier = any (identifiers)
+      and not exists (select from _rs_limits as limits where limits.task_id = tasks.id)
     union all
     select 'queue', job_queues.queue_name, job_queues.id
     from _private_job_queues as job_queues where job_queues.queue_name = any (queue_names);
@@ -231,7 +233,8 @@ $$;
 
 -- What many jobs have in common, for a caller that writes their rows in the same transaction: the time in
 -- microseconds, the ids of the tasks, the ids of the queues. Returns nothing if a name or a number of attempts is
--- invalid: `add_jobs` reports what is wrong. Also returns nothing for a role that may only add jobs with `add_jobs`.
+-- invalid: `add_jobs` reports what is wrong. Also returns nothing for a role that may only add jobs with `add_jobs`, and if
+-- a task or queue has a limit: `add_jobs` finds the lanes.
 -- No session deletes these names until this transaction ends.
 create or replace function :"schema"._rs_job_names(identifiers text[], queue_names text[], attempts int2[])
 returns setof bigint language plpgsql
@@ -249,6 +252,17 @@ begin
   end if;
   if row_security_active('_private_jobs'::regclass::oid) then
     if _rs_adds_as_owner() then
+      return;
+    end if;
+  end if;
+  if exists (select from _rs_limits) or exists (select from _rs_lanes) then
+    if exists (
+      select from _private_tasks as tasks join _rs_limits as limits on limits.task_id = tasks.id
+      where tasks.identifier = any (identifiers)
+    ) or exists (
+      select from (select distinct name from unnest(queue_names) as name where name is not null) as named
+      where _rs_limit_of_queue(named.name) is not null or exists (select from _rs_lanes where queue_name = named.name)
+    ) then
       return;
     end if;
   end if;
@@ -435,7 +449,14 @@ begin
   end if;
 
   task_id := _rs_task_id(identifier);
-  job_queue_id := _rs_job_queue_id(queue_name);
+  if exists (select from _rs_limits) or exists (select from _rs_lanes) then
+    job_queue_id := _rs_lane(task_id, queue_name);
+  end if;
+  if job_queue_id is null then
+    job_queue_id := _rs_job_queue_id(queue_name);
+  else
+    perform _rs_call_lanes(array[job_queue_id]);
+  end if;
   if job_key is null then
     insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
     values (
@@ -500,8 +521,8 @@ $$;
 -- (in the order of the keys: 2 to 4 us a job more). So two batches could wait for each other; `lock_timeout` is below the
 -- deadlock timeout, as in an exchange.
 create or replace function :"schema"._rs_put_keyed_jobs(
-  specs :"schema".job_spec[], task_ids jsonb, job_queue_ids jsonb, preserve_run_at boolean, keys_exist boolean,
-  unavailable_ids bigint[]
+  specs :"schema".job_spec[], task_ids jsonb, job_queue_ids jsonb, task_lanes jsonb, preserve_run_at boolean,
+  keys_exist boolean, unavailable_ids bigint[]
 ) returns setof :"schema"._private_jobs language plpgsql
 set lock_timeout = '100ms'
 as $$
@@ -513,7 +534,7 @@ begin
     return query
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
       select
-        (job_queue_ids ->> queue_name)::int,
+        coalesce((job_queue_ids ->> queue_name)::int, (task_lanes ->> identifier)::int),
         (task_ids ->> identifier)::int,
         coalesce(payload, '{}'),
         coalesce(priority, 0),
@@ -533,7 +554,7 @@ begin
   return query
     insert into _private_jobs as jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
     select
-      (job_queue_ids ->> queue_name)::int,
+      coalesce((job_queue_ids ->> queue_name)::int, (task_lanes ->> identifier)::int),
       (task_ids ->> identifier)::int,
       coalesce(payload, '{}'),
       coalesce(priority, 0),
@@ -588,6 +609,8 @@ declare
   problem text;
   task_ids jsonb;
   job_queue_ids jsonb;
+  queue_lanes jsonb;
+  task_lanes jsonb;
   job_keys text[];
   keys_exist boolean;
   unavailable_ids bigint[];
@@ -634,14 +657,35 @@ begin
   end if;
 
   task_ids := _rs_task_ids(batch.identifiers);
-  job_queue_ids := _rs_job_queue_ids(batch.queue_names);
+  if exists (select from _rs_limits) or exists (select from _rs_lanes) then
+    select
+      jsonb_object_agg(pair.queue_name, pair.lane) filter (where pair.queue_name is not null),
+      jsonb_object_agg(pair.identifier, pair.lane) filter (where pair.queue_name is null)
+    into queue_lanes, task_lanes
+    from (
+      select distinct_pair.*, _rs_lane((task_ids ->> distinct_pair.identifier)::int, distinct_pair.queue_name) as lane
+      from (select distinct identifier, queue_name from unnest(specs) order by queue_name, identifier) as distinct_pair
+    ) as pair
+    where pair.lane is not null;
+    insert into _rs_lane_calls (lane_id)
+    select lane.value::int from jsonb_each_text(queue_lanes) as lane
+    union
+    select lane.value::int from jsonb_each_text(task_lanes) as lane;
+  end if;
+  job_queue_ids := _rs_job_queue_ids(
+    case when queue_lanes is null then batch.queue_names
+      else array(select name from unnest(batch.queue_names) as name where not queue_lanes ? name) end
+  );
+  if queue_lanes is not null then
+    job_queue_ids := coalesce(job_queue_ids, '{}') || queue_lanes;
+  end if;
   perform _rs_notify_jobs(cardinality(specs));
 
   if batch.keys = 0 then
     return query
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, flags)
       select
-        (job_queue_ids ->> queue_name)::int,
+        coalesce((job_queue_ids ->> queue_name)::int, (task_lanes ->> identifier)::int),
         (task_ids ->> identifier)::int,
         coalesce(payload, '{}'),
         coalesce(priority, 0),
@@ -665,7 +709,7 @@ begin
       if not one_by_one then
         return query
           select * from _rs_put_keyed_jobs(
-            specs, task_ids, job_queue_ids, job_key_preserve_run_at, keys_exist, unavailable_ids
+            specs, task_ids, job_queue_ids, task_lanes, job_key_preserve_run_at, keys_exist, unavailable_ids
           );
         return;
       end if;
@@ -675,7 +719,9 @@ begin
       ids := _rs_next_job_ids(cardinality(specs));
       for item in select spec.* from unnest(specs) with ordinality as spec order by job_key, ordinality loop
         perform _rs_put_keyed_job(
-          ids[item.ordinality], (job_queue_ids ->> item.queue_name)::int, (task_ids ->> item.identifier)::int,
+          ids[item.ordinality],
+          coalesce((job_queue_ids ->> item.queue_name)::int, (task_lanes ->> item.identifier)::int),
+          (task_ids ->> item.identifier)::int,
           item.payload, item.priority, item.run_at, item.max_attempts, item.job_key, item.flags,
           job_key_preserve_run_at, item.job_key is not null
         );
@@ -734,6 +780,9 @@ begin
 
   if _rs_may_administer(held.locked_at) then
     delete from _private_jobs where id = held.id;
+    if held.job_queue_id < 0 then
+      perform _rs_call_lanes(array[held.job_queue_id]);
+    end if;
   else
     -- run_at is the mark of _rs_is_removed.
     update _private_jobs
@@ -761,10 +810,14 @@ as $$
     where id = any (job_ids) and _rs_may_administer(locked_at)
     order by id
     for update
+  ), deleted as (
+    -- All are locked before the first is deleted.
+    delete from _private_jobs as jobs where jobs.id = any (array(select id from chosen))
+    returning jobs.*
+  ), called as (
+    insert into _rs_lane_calls (lane_id) select distinct job_queue_id from deleted where job_queue_id < 0
   )
-  -- All are locked before the first is deleted.
-  delete from _private_jobs as jobs where jobs.id = any (array(select id from chosen))
-  returning jobs.*
+  select * from deleted
 $$;
 
 create or replace function :"schema".permanently_fail_jobs(job_ids bigint[], error_message text default null)
@@ -777,17 +830,21 @@ as $$
     where id = any (job_ids) and _rs_may_administer(locked_at)
     order by id
     for update
+  ), failed as (
+    update _private_jobs as jobs
+    set
+      attempts = jobs.max_attempts,
+      last_error = coalesce(error_message, 'Manually marked as failed'),
+      locked_at = null,
+      locked_by = null,
+      updated_at = now()
+    from chosen
+    where jobs.id = chosen.id
+    returning jobs.*
+  ), called as (
+    insert into _rs_lane_calls (lane_id) select distinct job_queue_id from failed where job_queue_id < 0
   )
-  update _private_jobs as jobs
-  set
-    attempts = jobs.max_attempts,
-    last_error = coalesce(error_message, 'Manually marked as failed'),
-    locked_at = null,
-    locked_by = null,
-    updated_at = now()
-  from chosen
-  where jobs.id = chosen.id
-  returning jobs.*
+  select * from failed
 $$;
 
 -- Changes the given values; null keeps a value. Clears a stale lock, so that the job can run.
@@ -817,19 +874,23 @@ begin
       where jobs.id = any (job_ids) and _rs_may_administer(jobs.locked_at)
       order by jobs.id
       for update
+    ), rescheduled as (
+      update _private_jobs as jobs
+      set
+        run_at = coalesce(reschedule_jobs.run_at, jobs.run_at),
+        priority = coalesce(reschedule_jobs.priority, jobs.priority),
+        attempts = coalesce(reschedule_jobs.attempts, jobs.attempts),
+        max_attempts = coalesce(reschedule_jobs.max_attempts, jobs.max_attempts),
+        locked_at = null,
+        locked_by = null,
+        updated_at = now()
+      from chosen
+      where jobs.id = chosen.id
+      returning jobs.*
+    ), called as (
+      insert into _rs_lane_calls (lane_id) select distinct job_queue_id from rescheduled where job_queue_id < 0
     )
-    update _private_jobs as jobs
-    set
-      run_at = coalesce(reschedule_jobs.run_at, jobs.run_at),
-      priority = coalesce(reschedule_jobs.priority, jobs.priority),
-      attempts = coalesce(reschedule_jobs.attempts, jobs.attempts),
-      max_attempts = coalesce(reschedule_jobs.max_attempts, jobs.max_attempts),
-      locked_at = null,
-      locked_by = null,
-      updated_at = now()
-    from chosen
-    where jobs.id = chosen.id
-    returning jobs.*;
+    select * from rescheduled;
   if found then
     perform _rs_notify_jobs(cardinality(job_ids));
   end if;
@@ -847,12 +908,16 @@ declare
 begin
   with chosen as (
     select id from _private_jobs where locked_by = any (worker_ids) order by id for update
+  ), unlocked as (
+    update _private_jobs as jobs
+    set locked_at = null, locked_by = null, updated_at = now()
+    from chosen
+    where jobs.id = chosen.id
+    returning jobs.job_queue_id
+  ), called as (
+    insert into _rs_lane_calls (lane_id) select distinct job_queue_id from unlocked where job_queue_id < 0
   )
-  update _private_jobs as jobs
-  set locked_at = null, locked_by = null, updated_at = now()
-  from chosen
-  where jobs.id = chosen.id;
-  get diagnostics freed = row_count;
+  select count(*) into freed from unlocked;
 
   with chosen as (
     select id from _private_job_queues where locked_by = any (worker_ids) order by id for update
@@ -892,6 +957,7 @@ begin
     wanted := array(
       select distinct _rs_name_bucket('task', tasks.identifier) from _private_tasks as tasks
       where not exists (select from _private_jobs as jobs where jobs.task_id = tasks.id)
+        and not exists (select from _rs_limits as limits where limits.task_id = tasks.id)
     );
   else
     wanted := array(
@@ -913,6 +979,7 @@ begin
         select tasks.id from _private_tasks as tasks
         where _rs_name_bucket('task', tasks.identifier) = any (locked)
           and not exists (select from _private_jobs as jobs where jobs.task_id = tasks.id)
+          and not exists (select from _rs_limits as limits where limits.task_id = tasks.id)
         for update of tasks skip locked
       ));
     else

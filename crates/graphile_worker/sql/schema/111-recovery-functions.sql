@@ -83,37 +83,41 @@ begin
         decided.*, counted.times,
         decided.decision = 'default' and counted.times >= max_recoveries as quarantined
       from decided join counted on counted.job_id = decided.job_id
+    ), released as (
+      update _private_jobs as jobs
+      set
+        locked_at = null,
+        locked_by = null,
+        updated_at = now(),
+        attempts = case
+          when _rs_is_removed(jobs.locked_at, jobs.run_at) then jobs.max_attempts
+          when what.decision = 'reschedule' then coalesce(what.attempts, jobs.attempts)
+          when what.decision = 'fail' or what.quarantined then jobs.attempts
+          else greatest(jobs.attempts - 1, 0)
+        end,
+        run_at = case
+          when _rs_is_removed(jobs.locked_at, jobs.run_at) then now()
+          when what.decision = 'reschedule' then coalesce(what.run_at, jobs.run_at)
+          when what.decision = 'fail' or what.quarantined then
+            greatest(now(), jobs.run_at) + exp(least(jobs.attempts, 10)) * interval '1 second'
+          else greatest(now(), jobs.run_at) + recovery_delay
+            + case when what.times > 1 then random() * least(2 ^ what.times, 10) else 0 end * interval '1 second'
+        end,
+        last_error = case
+          when what.quarantined then format(
+            'Its worker has died %s times while this job ran: the job itself may be what kills it, so this counts as a failed attempt.',
+            what.times
+          )
+          when what.decision = 'fail' then 'WorkerCrashed'
+          else 'Job recovered after worker interruption'
+        end
+      from what
+      where jobs.id = what.job_id and jobs.locked_by = any (worker_ids)
+      returning jobs.id, jobs.job_queue_id, what.quarantined
+    ), called as (
+      insert into _rs_lane_calls (lane_id) select distinct released.job_queue_id from released where released.job_queue_id < 0
     )
-    update _private_jobs as jobs
-    set
-      locked_at = null,
-      locked_by = null,
-      updated_at = now(),
-      attempts = case
-        when _rs_is_removed(jobs.locked_at, jobs.run_at) then jobs.max_attempts
-        when what.decision = 'reschedule' then coalesce(what.attempts, jobs.attempts)
-        when what.decision = 'fail' or what.quarantined then jobs.attempts
-        else greatest(jobs.attempts - 1, 0)
-      end,
-      run_at = case
-        when _rs_is_removed(jobs.locked_at, jobs.run_at) then now()
-        when what.decision = 'reschedule' then coalesce(what.run_at, jobs.run_at)
-        when what.decision = 'fail' or what.quarantined then
-          greatest(now(), jobs.run_at) + exp(least(jobs.attempts, 10)) * interval '1 second'
-        else greatest(now(), jobs.run_at) + recovery_delay
-          + case when what.times > 1 then random() * least(2 ^ what.times, 10) else 0 end * interval '1 second'
-      end,
-      last_error = case
-        when what.quarantined then format(
-          'Its worker has died %s times while this job ran: the job itself may be what kills it, so this counts as a failed attempt.',
-          what.times
-        )
-        when what.decision = 'fail' then 'WorkerCrashed'
-        else 'Job recovered after worker interruption'
-      end
-    from what
-    where jobs.id = what.job_id and jobs.locked_by = any (worker_ids)
-    returning jobs.id, what.quarantined;
+    select released.id, released.quarantined from released;
 end
 $$;
 

@@ -39,7 +39,7 @@ begin
   if not pg_try_advisory_xact_lock('_private_jobs'::regclass::oid::int, _rs_name_bucket('task', old.identifier)) then
     return null;
   end if;
-  if exists (select from _private_jobs where task_id = old.id) then
+  if exists (select from _private_jobs where task_id = old.id) or exists (select from _rs_limits where task_id = old.id) then
     return null;
   end if;
   return old;

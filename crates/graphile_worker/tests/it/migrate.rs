@@ -349,8 +349,8 @@ async fn indexes_are_built_without_blocking_adds() {
     let db = Db::installed().await;
     db.run(
         "delete from graphile_worker._rs_additions where id = 12;
-         drop index graphile_worker._rs_jobs_unqueued, graphile_worker._rs_jobs_queued, graphile_worker._rs_jobs_by_queue,
-           graphile_worker._rs_jobs_by_kind, graphile_worker._rs_jobs_queued_by_task",
+         drop index graphile_worker._rs_jobs_unqueued, graphile_worker._rs_jobs_in_queues, graphile_worker._rs_jobs_by_queue,
+           graphile_worker._rs_jobs_by_kind, graphile_worker._rs_jobs_in_queues_by_task",
     )
     .await;
     db.add_job("'t'").await;

@@ -1,0 +1,20 @@
+-- The exchange of jobs under limits: reports those that have ended and claims others, in one statement. Both are functions,
+-- because the claim needs snapshots that are taken after it has locked the lanes: see 113-limit-functions.sql.
+--
+--  $1 worker   $2 $3 completed jobs: ids, locked_at   $4 to $12 jobs given back, as $4 to $10, $16 and $19 of `exchange.sql`
+--  $13 $14 lanes in which jobs have run, and how many milliseconds a job took on average   $15 ids of the tasks it runs
+--  $16 how many jobs of each it may take, or null   $17 how many jobs it wants   $18 $19 $20 forbidden, accepted and allowed
+--  flags, or null   $21 what time it is, or null for the database's   $22 how many seconds old its heartbeat may be, null if it has
+--  none   $23 how many bytes of payloads it may take, about
+--
+-- Returns the claimed jobs and one last row without an id, like `exchange.sql`. `next_at` is when the next claim is due, if nothing
+-- happens before.
+select claimed.*, report.blocked_jobs, report.rejected_jobs
+from :"schema"._rs_report_of_lanes(
+  $1::text, $2::bigint[], $3::timestamptz[], $4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[],
+  $9::int[], $10::text[], $11::text[], $12::int[], $21::timestamptz
+) as report
+cross join lateral :"schema"._rs_claim_from_lanes(
+  $1::text, report.ended_lanes, $13::int[], $14::float8[], $15::int[], $16::int[], $17::int, $18::text[], $19::text[],
+  $20::jsonb, $21::timestamptz, $22::float8, $23::int
+) as claimed;
