@@ -5,7 +5,9 @@ set local search_path = pg_catalog, :"schema", pg_temp;
 -- Returns what is wrong with the settings of a limit as 'CODE message', or null.
 create or replace function :"schema"._rs_limit_problem(
   name text, concurrency int, rate int, per interval, burst int, weight float8, cost int, group_name text
-) returns text language sql stable as $$
+) returns text language sql stable
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
   select case
     when name is null or name !~ '^(task|queue|group):.' then
       format('GWBLI Limit name is %L, expected task:NAME, queue:NAME, queue:PREFIX* or group:NAME.', name)
@@ -34,13 +36,17 @@ $$;
 
 -- Lets workers read the limits again.
 create or replace function :"schema"._rs_notify_limits()
-returns void language sql as $$
-  select pg_notify('worker:limits', current_schema()::text)
+returns void language sql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  select pg_notify('worker:limits', '')
 $$;
 
 -- The limit of a queue: that of its name, otherwise that of the longest pattern that it matches, otherwise null.
 create or replace function :"schema"._rs_limit_of_queue(name text)
-returns int language sql stable as $$
+returns int language sql stable
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
   select limits.id
   from _rs_limits as limits
   where limits.name = 'queue:' || $1
@@ -123,15 +129,11 @@ begin
 end
 $$;
 
--- Whether a job may have to go into a lane: there are limits, or lanes that are not empty yet.
-create or replace function :"schema"._rs_has_limits()
-returns boolean language sql stable as $$
-  select exists (select from _rs_limits) or exists (select from _rs_lanes)
-$$;
-
 -- Calls these lanes: the next claim looks what has changed there. Ids of queues are ignored.
 create or replace function :"schema"._rs_call_lanes(lanes int[])
-returns void language sql as $$
+returns void language sql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
   insert into _rs_lane_calls (lane_id) select distinct lane from unnest(lanes) as lane where lane < 0
 $$;
 
@@ -491,20 +493,29 @@ create or replace function :"schema"._rs_room(
   concurrency int, in_use bigint, rate int, per interval, burst int, tat timestamptz, paused_until timestamptz
 ) returns table (n int, next_at timestamptz) language sql stable as $$
   select
-    least(coalesce(room.slots, 2147483647), coalesce(room.tokens, 2147483647), case when room.is_paused then 0 end)::int,
+    least(room.slots, room.tokens, case when room.is_paused then 0::float8 else 2147483647::float8 end)::int,
     case
-      when room.is_paused then nullif(paused_until, 'infinity')
-      when room.tokens = 0 then tat - burst * room.step
+      when room.is_paused then nullif(room.paused_until, 'infinity'::timestamptz)
+      when room.tokens = 0::float8 then room.tat - room.tolerance
     end
   from (
     select
-      paused_until > now() as is_paused,
-      case when concurrency is not null then greatest(concurrency - coalesce(in_use, 0), 0) end as slots,
-      rates.step,
-      case when rates.step is not null then least(greatest(floor(
-        extract(epoch from now() + burst * rates.step - greatest(tat, now()))::float8 / extract(epoch from rates.step)::float8
-      ) + 1, 0), 1000000000) end as tokens
-    from (select per / rate as step) as rates
+      $7 > now() as is_paused,
+      $7 as paused_until,
+      $6 as tat,
+      rates.tolerance,
+      case when $1 is not null then greatest($1::float8 - coalesce($2, 0)::float8, 0::float8) end as slots,
+      case
+        when rates.step is not null then greatest(
+          floor(
+            extract(epoch from now() + rates.tolerance - greatest($6, now()))::float8 / extract(epoch from rates.step)::float8
+          ) + 1::float8,
+          0::float8
+        )
+      end as tokens
+    from (
+      select $4 / $3::float8 as step, ($4 / $3::float8) * $5::float8 as tolerance
+    ) as rates
   ) as room
 $$;
 

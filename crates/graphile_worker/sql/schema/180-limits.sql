@@ -67,3 +67,13 @@ create index if not exists _rs_lane_calls_by_lane on :"schema"._rs_lane_calls (l
 alter table :"schema"._rs_limits enable row level security;
 alter table :"schema"._rs_lanes enable row level security;
 alter table :"schema"._rs_lane_calls enable row level security;
+
+comment on index :"schema"._rs_limits_name_key is 'Finds a limit by its name.';
+comment on index :"schema"._rs_limits_of_tasks is 'Finds the limit of a task.';
+comment on index :"schema"._rs_lanes_of_queues is 'Finds the lane of a queue.';
+comment on index :"schema"._rs_lanes_of_tasks is 'Finds the lane of a task.';
+comment on index :"schema"._rs_lanes_of_limits is 'Finds the lanes of a limit.';
+comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs and room, in the order of their turns.';
+comment on index :"schema"._rs_lanes_due is 'For claims: lanes that have to be looked at later.';
+comment on index :"schema"._rs_lanes_waiting is 'For claims: lanes that wait for room in a shared limit.';
+comment on index :"schema"._rs_lane_calls_by_lane is 'For claims: lanes in which something has changed.';

@@ -233,9 +233,15 @@ async fn no_function_depends_on_the_path_of_its_caller() {
     )
     .await;
     let expected = [
+        "_rs_apply_limit",
+        "_rs_dissolve_lane",
+        "_rs_drain_old_queue",
         "_rs_give_up",
         "_rs_job_queue_id",
         "_rs_job_queue_ids",
+        "_rs_lane",
+        "_rs_lane_of_queue",
+        "_rs_lane_of_task",
         "_rs_put_keyed_job",
         "_rs_put_keyed_jobs",
         "_rs_task_id",
@@ -368,7 +374,9 @@ async fn run_everything(db: &Db, pool: PgPool, prepared: bool) {
     let options = options.define_task("works", |_: Value, _| async {});
     let options = options.define_task("limited", |_: Value, _| async {});
     let options = options.task_options("limited", TaskOptions::default().max_concurrent(2));
-    let options = options.define_task("fails", |_: Value, _| async { Err::<(), _>("it fails") });
+    // Later than this test: it must not run again while the jobs are listed.
+    let fails = || TaskError::retry_after(Duration::from_secs(3600), "it fails");
+    let options = options.define_task("fails", move |_: Value, _| async move { Err::<(), _>(fails()) });
     let options = options.define_task("completes", |_: Value, ctx: WorkerContext| async move {
         ctx.add_raw_job("limited", json!(null), JobSpec::default()).await?;
         tokio::time::sleep(Duration::from_millis(50)).await;
