@@ -39,7 +39,7 @@ create or replace function :"schema"._rs_notify_limits()
 returns void language sql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
-  select pg_notify('worker:limits', '')
+  select pg_notify('worker:limits', (select nspname from pg_namespace where oid = (select relnamespace from pg_class where oid = '_rs_limits'::regclass))::text)
 $$;
 
 -- The limit of a queue: that of its name, otherwise that of the longest pattern that it matches, otherwise null.

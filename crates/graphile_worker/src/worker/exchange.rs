@@ -13,6 +13,7 @@
 use super::claim_size::CLAIM_BYTES;
 use super::claim_start::{ClaimStart, Position};
 use super::head_claims::HeadClaims;
+use super::limits::Limits;
 use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
@@ -93,6 +94,8 @@ pub(crate) struct Lanes {
     /// recorded.
     in_doubt: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
+    /// Tasks with a limit. Their jobs are claimed by `exchange_limited`, and not by the other statements.
+    limited_tasks: Mutex<Arc<HashSet<i32>>>,
     claim_start: Mutex<ClaimStart>,
     head_claims: Mutex<HeadClaims>,
     /// Whether the last claim has found that no due job has a queue.
@@ -153,7 +156,18 @@ impl Lanes {
     pub(super) fn deferred_task_ids(&self) -> Vec<i32> {
         let (tasks, deferred) = (self.tasks(), self.deferred_tasks());
         let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));
-        tasks.ids.iter().filter(is_deferred).copied().collect()
+        self.unlimited(&tasks.ids).iter().filter(is_deferred).copied().collect()
+    }
+
+    /// Those of the tasks that have no limit.
+    fn unlimited(&self, ids: &[i32]) -> Vec<i32> {
+        let limited = self.limited_tasks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ids.iter().filter(|id| !limited.contains(id)).copied().collect()
+    }
+
+    /// Sets the tasks that have a limit.
+    pub(super) fn set_limited_tasks(&self, tasks: HashSet<i32>) {
+        *self.limited_tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
     }
 
     /// Those of the tasks whose jobs without a queue an exchange claims.
@@ -618,11 +632,15 @@ impl Exchange {
         free_queues: &[i32],
         request: &ClaimRequest,
     ) -> Result<Answer, Error> {
+        if report.is_limited {
+            return self.exchange_limited(connection, report, request).await;
+        }
         let no_queued_wait = self.lanes.no_queued_wait.load(Ordering::Acquire);
         let is_simple = report.is_simple() && free_queues.is_empty() && request.limits.is_empty();
         // If the deferred lanes claim the jobs of some of the tasks, the jobs of the others are claimed task by task.
-        let unqueued = self.lanes.not_deferred(&self.lanes.tasks().ids);
-        let is_one_order = unqueued.is_empty() || unqueued.len() == self.lanes.tasks().ids.len();
+        let unlimited = self.lanes.unlimited(&self.lanes.tasks().ids);
+        let unqueued = self.lanes.not_deferred(&unlimited);
+        let is_one_order = unqueued.is_empty() || unqueued.len() == unlimited.len();
         let is_only_claim = is_simple && report.is_empty() && request.jobs > 0;
         if is_only_claim
             && is_one_order
@@ -712,7 +730,7 @@ impl Exchange {
             .bind(&*self.shared.worker_id)
             .bind(done)
             .bind(done_at)
-            .bind(self.lanes.not_deferred(&self.lanes.tasks().ids))
+            .bind(self.lanes.not_deferred(&self.lanes.unlimited(&self.lanes.tasks().ids)))
             .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
             .bind(start.map(|start| start.priority))
             .bind(start.map(|start| start.run_at))
@@ -767,9 +785,10 @@ impl Exchange {
         let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
         let limit = i32::try_from(request.jobs).unwrap_or(i32::MAX);
         let (task_ids, limits) = self.tasks_and_limits(request);
-        let unqueued_task_ids = self.lanes.not_deferred(&task_ids);
+        let unlimited = self.lanes.unlimited(&task_ids);
+        let unqueued_task_ids = self.lanes.not_deferred(&unlimited);
         // Task by task, as if there were limits: the tasks of the deferred lanes may have a million jobs in front.
-        let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == task_ids.len();
+        let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == unlimited.len();
         let limits = limits.or_else(|| (!is_one_order).then(|| vec![None; task_ids.len()]));
         let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
         let rows = self
@@ -812,6 +831,111 @@ impl Exchange {
         Ok(answer)
     }
 
+    /// The exchange of jobs under limits.
+    async fn exchange_limited(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let context = || "exchange jobs under limits with the database".to_owned();
+        let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
+        let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let unlocked = report.ended.iter().filter_map(|ended| Some((&*ended.job, ended.settlement.unlock()?)));
+        let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
+        let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
+        let (task_ids, rooms) = self.tasks_and_limits(request);
+        let (run_queues, run_ms): (Vec<i32>, Vec<f64>) = mean_run_times(report).into_iter().unzip();
+        let rows = self
+            .statements
+            .exchange_limited
+            .query()
+            .bind(&*self.shared.worker_id)
+            .bind(done)
+            .bind(done_at)
+            .bind(unlocked.iter().map(|(job, _)| job.id).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(job, _)| job.locked_at).collect::<Vec<_>>())
+            .bind(errors)
+            .bind(unlocked.iter().map(|(_, unlock)| seconds(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| time(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| attempts(unlock.attempts)).collect::<Vec<_>>())
+            .bind(payloads)
+            .bind(unlocked.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| unlock.released.map(i32::from)).collect::<Vec<_>>())
+            .bind(run_queues)
+            .bind(run_ms)
+            .bind(task_ids)
+            .bind(rooms)
+            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
+            .bind(&request.flags.forbidden)
+            .bind(&request.flags.accepted)
+            .bind(&request.flags.allowed)
+            .bind(request.now)
+            .bind(request.freshness)
+            .bind(CLAIM_BYTES)
+            .fetch_all(connection)
+            .await
+            .context(context)?;
+        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound).context(context) };
+        let answer = || -> sqlx::Result<Answer> {
+            let seconds: Option<f64> = about.try_get("seconds")?;
+            Ok(Answer {
+                jobs: self.jobs(jobs)?,
+                blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+                rejected_jobs: about.try_get("rejected_jobs")?,
+                contended: about.try_get("contended")?,
+                clock: about.try_get("clock")?,
+                claim_again_after: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.001)).ok()),
+                ..Answer::default()
+            })
+        };
+        answer().context(context)
+    }
+
+    /// Reads the limits.
+    pub(super) async fn limits(&mut self) -> Option<Limits> {
+        let connection = self.connection.as_mut()?;
+        let query = self.session.fetch_one(connection, self.statements.limits.query().persistent(false));
+        let Ok(row) = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        let read = row.and_then(|row| {
+            let is_paused: bool = row.try_get("all_paused")?;
+            let seconds: Option<f64> = row.try_get("seconds")?;
+            let pause = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+            let limited_tasks: HashSet<i32> = row.try_get::<Vec<i32>, _>("limited_tasks")?.into_iter().collect();
+            Ok(Limits {
+                any_exist: row.try_get("any_exist")?,
+                all_paused_until: is_paused.then(|| Instant::now() + pause.unwrap_or(LATEST_RUN)),
+                paused_queues: row.try_get::<Vec<i32>, _>("paused_queues")?.into_iter().collect(),
+                limited_tasks,
+            })
+        });
+        match read {
+            Ok(limits) => {
+                self.lanes.set_limited_tasks(limits.limited_tasks.clone());
+                Some(limits)
+            }
+            Err(error) => {
+                debug!(label = "worker", %error, "could not read the limits; retrying");
+                None
+            }
+        }
+    }
+
+    /// Puts waiting jobs where the limits want them.
+    pub(super) async fn settle_limits(&mut self) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        let query = self.session.fetch_one(connection, self.statements.settle_limits.query().persistent(false));
+        match tokio::time::timeout(self.answer_timeout, query).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(label = "worker", %error, "could not put jobs under their limits; retrying"),
+            Err(_) => self.connection = None,
+        }
+    }
+
     /// The errors and payloads to write, in characters that the database's encoding has.
     pub(super) fn errors_and_payloads<'u, 's: 'u>(
         &self,
@@ -840,6 +964,7 @@ impl Exchange {
             is_partial: false,
             nothing_waits: false,
             took: Duration::ZERO,
+            claim_again_after: None,
         })
     }
 
@@ -974,6 +1099,19 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
         Lane::First => format!("graphile_worker {worker_id}"),
         Lane::Second => format!("graphile_worker {worker_id} 2"),
     }
+}
+
+/// How many milliseconds a job of each limited queue took on average.
+fn mean_run_times(report: &Report) -> HashMap<i32, f64> {
+    let mut totals: HashMap<i32, (f64, u32)> = HashMap::new();
+    for ended in report.ended.iter().filter(|ended| ended.settlement.has_run()) {
+        if let Some(queue) = ended.job.limited_queue() {
+            let (total, jobs) = totals.entry(queue).or_default();
+            *total += ended.ran.as_secs_f64() * 1e3;
+            *jobs += 1;
+        }
+    }
+    totals.into_iter().map(|(queue, (total, jobs))| (queue, total / f64::from(jobs))).collect()
 }
 
 /// The jobs that a short exchange has not found at their places.

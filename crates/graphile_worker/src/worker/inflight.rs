@@ -22,6 +22,7 @@ use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
 use crate::task::{Task, Tasks};
 use crate::worker::execute::Outcome;
+use crate::worker::limits::{LimitedTurn, Limits};
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::settle::{self, Settlement};
 use batches::Batches;
@@ -88,6 +89,8 @@ struct State {
     first: Option<OpenExchange>,
     second: Option<OpenExchange>,
     next_claim: NextClaim,
+    limits: Limits,
+    limited_turn: LimitedTurn,
     poll_interval: Duration,
     /// Queues that may have no more jobs in flight.
     idle_queues: Vec<i32>,
@@ -146,7 +149,7 @@ struct QueueReport {
 fn by_queue(report: &Report) -> HashMap<i32, QueueReport> {
     let mut by_queue: HashMap<i32, QueueReport> = HashMap::new();
     for ended in &report.ended {
-        if let Some(queue) = ended.job.job_queue_id {
+        if let Some(queue) = ended.job.serial_queue() {
             let of_queue = by_queue.entry(queue).or_default();
             of_queue.jobs += 1;
             of_queue.releases |= ended.settlement.keeps_row();
@@ -237,6 +240,8 @@ impl Inflight {
                 first: None,
                 second: None,
                 next_claim: NextClaim::new(),
+                limits: Limits::default(),
+                limited_turn: LimitedTurn::default(),
                 poll_interval,
                 idle_queues: Vec::new(),
                 batches: Batches::new(concurrency),
@@ -338,12 +343,14 @@ impl Inflight {
                 state.release_expired(now);
                 state.report_blocked_again(now);
                 let wanted = state.wanted();
-                let report = state.report_of_first_lane();
-                if report.is_empty() && !(wanted > 0 && state.next_claim.is_due(now)) {
+                let is_limited = state.is_limited_turn(wanted, now);
+                let report = state.report_of_first_lane(is_limited);
+                let next_claim = state.next_claim_of(is_limited);
+                if report.is_empty() && !(wanted > 0 && next_claim.is_due(now)) {
                     return None;
                 }
                 if wanted > 0 {
-                    state.next_claim.begin(now);
+                    next_claim.begin(now);
                 }
                 (report, wanted)
             }
@@ -386,7 +393,13 @@ impl Inflight {
                 };
                 let poll_interval = state.poll_interval;
                 match lane {
-                    Lane::First => state.next_claim.finish(result, now, poll_interval),
+                    Lane::First => {
+                        let next_claim = state.next_claim_of(report.is_limited);
+                        next_claim.finish(result, now, poll_interval);
+                        if let Some(wait) = answer.claim_again_after {
+                            next_claim.not_after(now + wait);
+                        }
+                    }
                     Lane::Second => state.next_claim.finish_second_lane(result, now),
                 }
             }
@@ -415,7 +428,7 @@ impl Inflight {
     pub(crate) fn not_written(&self, lane: Lane, report: Report) {
         let mut state = self.state();
         *state.under_way(lane) = None;
-        state.next_claim.wake(Instant::now());
+        state.next_claim_of(report.is_limited).wake(Instant::now());
         state.restore_report(report);
         drop(state);
         self.exchange_due.notify_one();
@@ -453,7 +466,30 @@ impl Inflight {
 
     /// The same for jobs that an exchange claims.
     pub(crate) fn wake_exchange(&self) {
-        self.state().next_claim.wake(Instant::now());
+        let (mut state, now) = (self.state(), Instant::now());
+        state.next_claim.wake(now);
+        state.limited_turn.next_claim.wake(now);
+    }
+
+    /// Applies changed limits: jobs that are paused do not start.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        let mut state = self.state();
+        if limits.pauses_any() {
+            state.release_waiting(|waiting| limits.is_paused(&waiting.job));
+        }
+        if limits.differs_from(&state.limits) {
+            let now = Instant::now();
+            state.next_claim.wake(now);
+            state.limited_turn.next_claim.wake(now);
+            self.exchange_due.notify_one();
+        }
+        state.limits = limits;
+    }
+
+    /// Whether neither kind of claim is due.
+    pub(crate) fn no_claim_is_due(&self) -> bool {
+        let (state, now) = (self.state(), Instant::now());
+        !state.next_claim.is_due(now) && !(state.limits.any_exist && state.limited_turn.next_claim.is_due(now))
     }
 
     /// A job is due at this time: claim then at the latest.
@@ -464,10 +500,13 @@ impl Inflight {
     /// When the next exchange is due, if nothing else happens before.
     pub(crate) fn next_exchange_at(&self) -> Option<Instant> {
         let state = self.state();
-        let claim = (state.wanted() > 0).then(|| state.next_claim.at());
+        let wants = state.wanted() > 0;
+        let claim = wants.then(|| state.next_claim.at());
+        let limited = (wants && state.limits.any_exist).then(|| state.limited_turn.next_claim.at());
+        let resume = state.limits.all_paused_until.filter(|until| *until > Instant::now());
         let blocked = state.blocked.iter().map(|blocked| blocked.until).min();
         let release = state.waiting().map(|waiting| waiting.since + MAX_UNSTARTED_HOLD).min();
-        [claim, blocked, release].into_iter().flatten().min()
+        [claim, limited, resume, blocked, release].into_iter().flatten().min()
     }
 
     /// How many more jobs of each limited task may be in flight.
@@ -514,7 +553,7 @@ impl Inflight {
         let state = self.state();
         let long_running = state.running.values().filter(|running| running.started.elapsed() >= at_least);
         let jobs: Vec<&Job> = long_running.map(|running| &*running.job).collect();
-        let queues = jobs.iter().filter_map(|job| job.job_queue_id).collect();
+        let queues = jobs.iter().filter_map(|job| job.serial_queue()).collect();
         (jobs.iter().map(|job| job.id).collect(), queues)
     }
 
@@ -609,7 +648,7 @@ impl State {
 
     /// How many jobs to claim, given the jobs in flight and those being claimed.
     fn wanted(&self) -> usize {
-        if self.closed {
+        if self.closed || self.limits.all_paused() {
             return 0;
         }
         let claiming = |under_way: &Option<OpenExchange>| under_way.as_ref().map_or(0, |under_way| under_way.wanted);
@@ -630,15 +669,36 @@ impl State {
 
     /// All jobs to be reported, except those that could conflict with a claim of the second lane, and the queues to
     /// free.
-    fn report_of_first_lane(&mut self) -> Report {
+    fn report_of_first_lane(&mut self, is_limited: bool) -> Report {
         let began = self.second.as_ref().map(|second| second.began);
         let ended = match began {
-            None => std::mem::take(&mut self.report),
-            Some(began) => self.take_from_report(|ended| ended.reply <= began),
+            None if !self.limited_turn.has_limited_jobs => std::mem::take(&mut self.report),
+            began => self.take_from_report(|ended| {
+                began.is_none_or(|began| ended.reply <= began) && ended.job.limited_queue().is_some() == is_limited
+            }),
         };
-        let mut report = Report { ended, free_queues: Vec::new() };
-        report.free_queues = self.free_queues(&report);
+        let mut report = Report { ended, free_queues: Vec::new(), is_limited };
+        if !is_limited {
+            report.free_queues = self.free_queues(&report);
+        }
         report
+    }
+
+    /// Whether the next exchange is about jobs under limits. If both kinds have something to do, they take turns.
+    fn is_limited_turn(&mut self, wanted: usize, now: Instant) -> bool {
+        if !self.limits.any_exist && !self.limited_turn.has_limited_jobs {
+            return false;
+        }
+        let has_ended =
+            |is_limited: bool| self.report.iter().any(|ended| ended.job.limited_queue().is_some() == is_limited);
+        let limited =
+            has_ended(true) || (wanted > 0 && self.limits.any_exist && self.limited_turn.next_claim.is_due(now));
+        let others = has_ended(false) || !self.idle_queues.is_empty() || (wanted > 0 && self.next_claim.is_due(now));
+        self.limited_turn.next(limited, others)
+    }
+
+    fn next_claim_of(&mut self, is_limited: bool) -> &mut NextClaim {
+        if is_limited { &mut self.limited_turn.next_claim } else { &mut self.next_claim }
     }
 
     /// Completed jobs without a queue. The first lane reports those of a queue, because it keeps their order.
@@ -647,7 +707,7 @@ impl State {
         let ended = self.take_from_report(|ended| {
             ended.reply <= began && ended.job.job_queue_id.is_none() && !ended.settlement.keeps_row()
         });
-        Report { ended, free_queues: Vec::new() }
+        Report { ended, ..Report::default() }
     }
 
     fn take_from_report(&mut self, wanted: impl Fn(&Ended) -> bool) -> Vec<Ended> {
@@ -680,7 +740,7 @@ impl State {
     /// Puts back a report that was not written, in front of the jobs that have ended since.
     fn restore_report(&mut self, mut report: Report) {
         for id in std::mem::take(&mut report.free_queues) {
-            let unreported = report.ended.iter().filter(|ended| ended.job.job_queue_id == Some(id)).count();
+            let unreported = report.ended.iter().filter(|ended| ended.job.serial_queue() == Some(id)).count();
             self.hold_again(id, unreported);
         }
         report.ended.append(&mut self.report);
@@ -706,14 +766,14 @@ impl State {
             self.report.extend(missed.map(|ended| Ended { is_missed: true, ..ended }));
         }
         let freed: HashSet<i32> = report.free_queues.iter().copied().collect();
-        for id in report.ended.iter().filter_map(|ended| ended.job.job_queue_id) {
+        for id in report.ended.iter().filter_map(|ended| ended.job.serial_queue()) {
             // A queue that this report freed is no longer held, or was claimed again since.
             if let Some(queue) = self.queues.get_mut(&id).filter(|_| !freed.contains(&id)) {
                 queue.unreported -= 1;
             }
         }
         for id in &answer.blocked_queues {
-            let unreported = blocked.iter().filter(|ended| ended.job.job_queue_id == Some(*id)).count();
+            let unreported = blocked.iter().filter(|ended| ended.job.serial_queue() == Some(*id)).count();
             self.hold_again(*id, unreported);
         }
         if !blocked.is_empty() {
@@ -735,6 +795,7 @@ impl State {
         self.replies += 1;
         let (since, reply) = (Instant::now(), self.replies);
         self.release_claimed_again(&jobs);
+        self.limited_turn.has_limited_jobs |= jobs.first().is_some_and(|job| job.limited_queue().is_some());
         let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|job| ClaimedJob::new(job, reply, since)).collect();
         jobs.sort();
         for waiting in jobs {
@@ -759,7 +820,7 @@ impl State {
     }
 
     fn take_in(&mut self, waiting: ClaimedJob) {
-        match waiting.job.job_queue_id {
+        match waiting.job.serial_queue() {
             None => self.ready.push(Reverse(waiting)),
             Some(queue) => {
                 let queue = self.queues.entry(queue).or_default();
@@ -859,7 +920,7 @@ impl State {
 
     /// The head of a queue has ended: the next job becomes ready, or the queue becomes idle.
     fn advance_queue(&mut self, job: &Job) {
-        let Some(id) = job.job_queue_id else { return };
+        let Some(id) = job.serial_queue() else { return };
         let queue = self.queues.entry(id).or_default();
         queue.unreported += 1;
         match queue.behind.pop_front() {
@@ -897,7 +958,7 @@ impl State {
         let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = ready.chain(over_limit).partition(is_unwanted);
         self.ready = kept.into_iter().map(Reverse).collect();
         for waiting in unwanted {
-            if let Some(id) = waiting.job.job_queue_id
+            if let Some(id) = waiting.job.serial_queue()
                 && let Some(queue) = self.queues.get_mut(&id)
             {
                 queue.has_head = false;
@@ -912,7 +973,7 @@ impl State {
                 self.batches.dropped(batch);
                 continue;
             }
-            if let Some(queue) = waiting.job.job_queue_id.and_then(|id| self.queues.get_mut(&id)) {
+            if let Some(queue) = waiting.job.serial_queue().and_then(|id| self.queues.get_mut(&id)) {
                 queue.unreported += 1;
             }
             let settlement = settle::release(&waiting.job);

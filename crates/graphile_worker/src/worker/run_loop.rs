@@ -224,6 +224,9 @@ impl<'w> RunLoop<'w> {
             self.exchange.reload_task_ids();
             self.inflight.wake_claim();
         }
+        if self.leave_at.is_none() {
+            self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -288,6 +291,7 @@ impl<'w> RunLoop<'w> {
             self.inflight.wake_batch();
         }
         let Answer { contended, is_partial, nothing_waits, clock, .. } = reply.answer;
+        let is_limited = report.is_limited;
         let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
         let recorded = self.take_in(report, reply);
@@ -313,7 +317,7 @@ impl<'w> RunLoop<'w> {
         }
         if request.jobs > claimed && !contended {
             self.contended_since = None;
-            if !nothing_waits {
+            if !nothing_waits && !is_limited {
                 self.claim_when_due(clock, request.now).await;
             }
         }
@@ -336,6 +340,7 @@ impl<'w> RunLoop<'w> {
     fn is_drained(&mut self, contended: bool) -> bool {
         self.mode == Mode::Drain
             && self.inflight.is_empty()
+            && self.inflight.no_claim_is_due()
             && self.inflight.batches_are_drained()
             && (!contended || self.contended_since.get_or_insert_with(Instant::now).elapsed() >= CONTENTION_TIMEOUT)
     }
