@@ -214,6 +214,7 @@ async fn nodes_worker_finds_no_job_under_a_limit_and_every_job_once_the_limits_a
 #[tokio::test]
 async fn a_paused_task_starts_no_job_until_it_is_resumed() {
     let db = Db::installed().await;
+    task_exists(&db, "t").await;
     let held = Held::default();
     let task = held.clone();
     let options = options(&db).define_task("t", move |_: Value, _| task.clone().run());
@@ -256,6 +257,7 @@ async fn a_pause_of_everything_ends_by_itself() {
 #[tokio::test]
 async fn a_raised_limit_takes_effect_at_once() {
     let db = Db::installed().await;
+    task_exists(&db, "t").await;
     let held = Held::default();
     let task = held.clone();
     let worker = Started::new(options(&db).define_task("t", move |_: Value, _| task.clone().run())).await;
