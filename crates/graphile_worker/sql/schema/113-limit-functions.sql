@@ -340,6 +340,8 @@ begin
   if not pg_try_advisory_xact_lock(hashtextextended('graphile_worker lanes ' || '_rs_lanes'::regclass::oid, 0)) then
     return 0;
   end if;
+  -- What was only a pause, without a limit, needs no lanes once it is over.
+  perform _rs_resume(limits.name) from _rs_limits as limits where limits.paused_until <= now();
   for limited in
     select limits.id, limits.task_id from _rs_limits as limits where limits.task_id is not null and not limits.is_dropped
   loop
