@@ -21,8 +21,12 @@ as $$
     when rate is not null and per is null then format('GWBLI Rate %s needs a period, for example 1 minute.', rate)
     when rate is null and per is not null then format('GWBLI Period %s needs a rate: how many jobs may start in it.', per)
     when per <= '0' then format('GWBLI Period must be longer than 0, got %s.', per)
+    when per > '366 days' then format('GWBLI Period must be at most 366 days, got %s.', per)
     when rate is null and burst is not null then format('GWBLI Burst %s needs a rate.', burst)
     when burst < 1 then format('GWBLI Burst must be at least 1, got %s.', burst)
+    -- Claims add it to the time, which must not overflow.
+    when extract(epoch from per)::float8 / rate * burst > 366 * 86400 * 10::float8 then
+      format('GWBLI Burst %s is too large: at this rate, so many starts would take more than 10 years.', burst)
     when not weight > 0 or weight > 1000000 then format('GWBLI Weight must be more than 0 and at most 1000000, got %s.', weight)
     when weight is not null and name not like 'queue:%' then format('GWBLI Only queues have a weight, and this is %s.', name)
     when cost < 1 then format('GWBLI Cost must be at least 1, got %s.', cost)
@@ -156,6 +160,8 @@ declare
   problem text := _rs_limit_problem(name, concurrency, rate, per, burst, weight, cost, group_name);
   of_task int;
   of_group int;
+  in_group _rs_limits;
+  member _rs_limits;
   is_held boolean;
   written _rs_limits;
 begin
@@ -171,12 +177,42 @@ begin
     end if;
   end if;
   if group_name is not null then
-    select limits.id into of_group from _rs_limits as limits
+    select * into in_group from _rs_limits as limits
     where limits.name = case when group_name like 'group:%' then group_name else 'group:' || group_name end;
     if not found then
       raise exception using errcode = 'GWBLI', message = format('There is no group %L.', group_name),
         hint = 'Set the limit of the group first.';
     end if;
+    of_group := in_group.id;
+    if cost > in_group.concurrency then
+      raise exception using errcode = 'GWBLI', message = format(
+        'Cost %s is more than the concurrency %s of %s, so no job would start.', cost, in_group.concurrency, in_group.name
+      );
+    elsif in_group.rate is not null and cost > in_group.burst + 1 then
+      raise exception using errcode = 'GWBLI', message = format(
+        'Cost %s is more than %s ever allows at once, so no job would start. Set its burst to at least %s first.',
+        cost, in_group.name, cost - 1
+      );
+    end if;
+  end if;
+  if name like 'group:%' then
+    select members.* into member from _rs_limits as limits join _rs_limits as members on members.group_id = limits.id
+    where limits.name = name
+      and (members.cost > concurrency or rate is not null and members.cost > coalesce(burst, 1) + 1)
+    order by members.cost desc limit 1;
+    if found then
+      raise exception using errcode = 'GWBLI', message = format(
+        'A job of %s has cost %s, which is more than this allows at once. Set a lower cost for %s first, or a higher %s.',
+        member.name, member.cost, member.name, case when member.cost > concurrency then 'concurrency' else 'burst' end
+      );
+    end if;
+  end if;
+  -- Adds of jobs in queues read all limits.
+  if not exists (select from _rs_limits as limits where limits.name = name)
+    and (select count(*) from _rs_limits as limits where not limits.is_dropped) >= 1000
+  then
+    raise exception using errcode = 'GWBLI', message = format('There are 1000 limits already, so %s was not set.', name),
+      hint = 'Set one limit for a pattern of queues, such as queue:tenant:*, and drop the limits that you no longer need.';
   end if;
   insert into _rs_limits as limits (name, task_id, prefix, concurrency, rate, per, burst, weight, cost, group_id)
   values (
@@ -340,6 +376,8 @@ begin
   if not pg_try_advisory_xact_lock(hashtextextended('graphile_worker lanes ' || '_rs_lanes'::regclass::oid, 0)) then
     return 0;
   end if;
+  -- What was only a pause, without a limit, needs no lanes once it is over.
+  perform _rs_resume(limits.name) from _rs_limits as limits where limits.paused_until <= now();
   for limited in
     select limits.id, limits.task_id from _rs_limits as limits where limits.task_id is not null and not limits.is_dropped
   loop
