@@ -726,19 +726,13 @@ impl Exchange {
             .bind(&self.lanes.tasks().ids)
             .bind(placed)
             .bind(placed_at)
-            .bind(rows::array_of_places(&places))
+            .bind(rows::array_of_places(places.into_iter()))
             .fetch_all(connection)
             .await
             .context(context)?;
         let mut answer = self.answer(&rows).context(context)?;
-        if let Some((about, claimed)) = rows.split_last() {
+        if let Some(about) = rows.last() {
             answer.missed_jobs = missed_jobs(about).context(context)?;
-            // Otherwise there are jobs of unknown tasks among them.
-            if claimed.len() == answer.jobs.len() {
-                for (job, row) in answer.jobs.iter_mut().zip(claimed) {
-                    job.place = row.try_get("place").context(context)?;
-                }
-            }
         }
         if let (Some(about), true) = (rows.last(), request.jobs > 0) {
             let is_full = answer.jobs.len() >= request.jobs;
@@ -920,12 +914,7 @@ impl Exchange {
     }
 
     pub(super) fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
-        let tasks = self.lanes.tasks();
-        let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
-            let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
-            rows::job(row, Some(identifier.clone())).map(Some)
-        };
-        rows.iter().filter_map(|row| known(row).transpose()).collect()
+        rows::claimed_jobs(rows, &self.lanes.tasks().names)
     }
 
     /// Whether this worker may hold jobs that it does not know.
