@@ -1,5 +1,6 @@
 //! Reading rows: jobs, and values that the drivers' decoders cannot read. No value makes reading a row fail.
 
+use crate::fast_map::FastMap;
 use crate::job::{Job, Place};
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
@@ -347,7 +348,7 @@ pub(crate) fn job(row: &PgRow) -> sqlx::Result<Job> {
 
 /// The jobs of an answer, without those whose task has no name here. Finds the columns and checks their types once and not
 /// for each row: to look up names and types took a third of the worker's time (bench/RESULTS.md, "The client").
-pub(crate) fn claimed_jobs(rows: &[PgRow], task_names: &HashMap<i32, Arc<str>>) -> sqlx::Result<Vec<Job>> {
+pub(crate) fn claimed_jobs(rows: &[PgRow], task_names: &FastMap<i32, Arc<str>>) -> sqlx::Result<Vec<Job>> {
     let mut jobs = Vec::with_capacity(rows.len());
     let Some(first) = rows.first() else { return Ok(jobs) };
     let (columns, task_id) = (JobColumns::of(first)?, position::<i32>(first, "task_id")?);

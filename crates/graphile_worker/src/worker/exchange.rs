@@ -20,6 +20,7 @@ use crate::context::Shared;
 use crate::db::session::{self, Session};
 use crate::db::{Statements, rows};
 use crate::error::Context;
+use crate::fast_map::FastMap;
 use crate::hooks::FetchError;
 use crate::job::Job;
 use crate::retry::RetryPauses;
@@ -119,7 +120,7 @@ pub(super) type Texts<'s> = Vec<Option<Cow<'s, str>>>;
 #[derive(Clone, Default)]
 struct KnownTasks {
     /// All names ever loaded, because a job may have been claimed before its task was removed.
-    names: HashMap<i32, Arc<str>>,
+    names: FastMap<i32, Arc<str>>,
     /// The tasks whose jobs the worker claims.
     ids: Vec<i32>,
 }

@@ -18,6 +18,7 @@ pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGES
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};
 use crate::context::OpenBatch;
+use crate::fast_map::{FastMap, FastSet};
 use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
 use crate::task::{Task, Tasks};
@@ -68,14 +69,14 @@ struct State {
     claim_size: ClaimSize,
     /// Jobs that can start as soon as a slot is free.
     ready: BinaryHeap<Reverse<ClaimedJob>>,
-    queues: HashMap<i32, Queue>,
+    queues: FastMap<i32, Queue>,
     /// Jobs whose task is at its limit.
-    over_limit: HashMap<Arc<str>, VecDeque<ClaimedJob>>,
-    running: HashMap<i64, Running>,
+    over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
+    running: FastMap<i64, Running>,
     /// New claims of jobs that are running here: a failover has lost their first claim, or an operator has unlocked
     /// them.
-    reclaimed: HashMap<i64, ClaimedJob>,
-    running_by_task: HashMap<Arc<str>, usize>,
+    reclaimed: FastMap<i64, ClaimedJob>,
+    running_by_task: FastMap<Arc<str>, usize>,
     /// Jobs to be reported.
     report: Vec<Ended>,
     /// Jobs whose last report was not written, because another transaction has locked their rows.
@@ -143,8 +144,8 @@ struct QueueReport {
     releases: bool,
 }
 
-fn by_queue(report: &Report) -> HashMap<i32, QueueReport> {
-    let mut by_queue: HashMap<i32, QueueReport> = HashMap::new();
+fn by_queue(report: &Report) -> FastMap<i32, QueueReport> {
+    let mut by_queue: FastMap<i32, QueueReport> = FastMap::default();
     for ended in &report.ended {
         if let Some(queue) = ended.job.job_queue_id {
             let of_queue = by_queue.entry(queue).or_default();
@@ -225,11 +226,11 @@ impl Inflight {
                 concurrency,
                 claim_size: ClaimSize::default(),
                 ready: BinaryHeap::new(),
-                queues: HashMap::new(),
-                over_limit: HashMap::new(),
-                running: HashMap::new(),
-                reclaimed: HashMap::new(),
-                running_by_task: HashMap::new(),
+                queues: FastMap::default(),
+                over_limit: FastMap::default(),
+                running: FastMap::default(),
+                reclaimed: FastMap::default(),
+                running_by_task: FastMap::default(),
                 report: Vec::new(),
                 blocked: Vec::new(),
                 contended_until: Instant::now(),
@@ -705,7 +706,7 @@ impl State {
             let missed = report.ended.extract_if(.., |ended| answer.missed_jobs.contains(&ended.job.id));
             self.report.extend(missed.map(|ended| Ended { is_missed: true, ..ended }));
         }
-        let freed: HashSet<i32> = report.free_queues.iter().copied().collect();
+        let freed: FastSet<i32> = report.free_queues.iter().copied().collect();
         for id in report.ended.iter().filter_map(|ended| ended.job.job_queue_id) {
             // A queue that this report freed is no longer held, or was claimed again since.
             if let Some(queue) = self.queues.get_mut(&id).filter(|_| !freed.contains(&id)) {
@@ -752,7 +753,7 @@ impl State {
         if jobs.is_empty() || self.waiting().next().is_none() {
             return;
         }
-        let claimed: HashSet<i64> = jobs.iter().map(|job| job.id).collect();
+        let claimed: FastSet<i64> = jobs.iter().map(|job| job.id).collect();
         if self.waiting().any(|waiting| claimed.contains(&waiting.job.id)) {
             self.release_waiting(|waiting| claimed.contains(&waiting.job.id));
         }

@@ -578,7 +578,7 @@ mod tests {
     fn inflight_that_waits_for_a_backlog(concurrency: usize, repeatable: bool) -> Inflight {
         let options = TaskOptions::default().repeatable(repeatable);
         let task = Task::function("t", options, |_: serde_json::Value, _| async {});
-        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into()));
+        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into_iter().collect()));
         let inflight = Inflight::new(tasks.subscribe(), concurrency, Duration::from_secs(2), Arc::default());
         inflight.set_batches(true);
         inflight
