@@ -12,6 +12,7 @@
 //! - The outcome of a job of an open batch goes to the batch, and that of any other job to the report (`batches`).
 
 mod batches;
+mod ready;
 
 pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGEST_BATCH};
 
@@ -27,8 +28,8 @@ use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::settle::{self, Settlement};
 use batches::Batches;
 use chrono::{DateTime, Utc};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use ready::Ready;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ struct State {
     concurrency: usize,
     claim_size: ClaimSize,
     /// Jobs that can start as soon as a slot is free.
-    ready: BinaryHeap<Reverse<ClaimedJob>>,
+    ready: Ready,
     queues: FastMap<i32, Queue>,
     /// Jobs whose task is at its limit.
     over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
@@ -157,7 +158,7 @@ fn by_queue(report: &Report) -> FastMap<i32, QueueReport> {
 }
 
 struct ClaimedJob {
-    /// A copy from the job, because the heap compares it often.
+    /// A copy from the job, because it is compared often.
     order: (i16, DateTime<Utc>, i64),
     job: Arc<Job>,
     /// The number of the reply that delivered the job.
@@ -225,7 +226,7 @@ impl Inflight {
                 new_tasks,
                 concurrency,
                 claim_size: ClaimSize::default(),
-                ready: BinaryHeap::new(),
+                ready: Ready::default(),
                 queues: FastMap::default(),
                 over_limit: FastMap::default(),
                 running: FastMap::default(),
@@ -587,7 +588,7 @@ impl Inflight {
 impl State {
     fn waiting(&self) -> impl Iterator<Item = &ClaimedJob> {
         let behind = self.queues.values().flat_map(|queue| &queue.behind);
-        self.ready.iter().map(|Reverse(waiting)| waiting).chain(behind).chain(self.over_limit.values().flatten())
+        self.ready.iter().chain(behind).chain(self.over_limit.values().flatten())
     }
 
     /// Jobs that have ended and are not in a report under way.
@@ -761,13 +762,13 @@ impl State {
 
     fn take_in(&mut self, waiting: ClaimedJob) {
         match waiting.job.job_queue_id {
-            None => self.ready.push(Reverse(waiting)),
+            None => self.ready.push(waiting),
             Some(queue) => {
                 let queue = self.queues.entry(queue).or_default();
                 if std::mem::replace(&mut queue.has_head, true) {
                     queue.behind.push_back(waiting);
                 } else {
-                    self.ready.push(Reverse(waiting));
+                    self.ready.push(waiting);
                 }
             }
         }
@@ -784,11 +785,11 @@ impl State {
     fn start(&mut self) -> Option<Running> {
         self.take_new_tasks();
         loop {
-            let Reverse(waiting) = self.ready.pop()?;
+            let waiting = self.ready.pop()?;
             let identifier = waiting.job.task_identifier.clone();
             let Some(task) = self.tasks.get(&identifier).cloned() else {
                 // The job was claimed just before its task was removed.
-                self.ready.push(Reverse(waiting));
+                self.ready.push(waiting);
                 self.release_removed();
                 continue;
             };
@@ -832,7 +833,7 @@ impl State {
             *count -= 1;
         }
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
-            self.ready.push(Reverse(next));
+            self.ready.push(next);
         }
         let ran = running.started.elapsed();
         let (mut reported, mut reply) = (job.clone(), running.reply);
@@ -864,7 +865,7 @@ impl State {
         let queue = self.queues.entry(id).or_default();
         queue.unreported += 1;
         match queue.behind.pop_front() {
-            Some(next) => self.ready.push(Reverse(next)),
+            Some(next) => self.ready.push(next),
             None => {
                 queue.has_head = false;
                 self.idle_queues.push(id);
@@ -894,9 +895,9 @@ impl State {
             }
         }
         let over_limit = std::mem::take(&mut self.over_limit).into_values().flatten();
-        let ready = std::mem::take(&mut self.ready).into_iter().map(|Reverse(waiting)| waiting);
-        let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = ready.chain(over_limit).partition(is_unwanted);
-        self.ready = kept.into_iter().map(Reverse).collect();
+        let waiting = self.ready.take().chain(over_limit);
+        let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = waiting.partition(is_unwanted);
+        self.ready = kept.into_iter().collect();
         for waiting in unwanted {
             if let Some(id) = waiting.job.job_queue_id
                 && let Some(queue) = self.queues.get_mut(&id)

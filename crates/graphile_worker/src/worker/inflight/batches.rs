@@ -16,7 +16,6 @@ use crate::worker::claim_size::ClaimSize;
 use crate::worker::claim_start::{ClaimStart, Position};
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::report::Ended;
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -286,7 +285,7 @@ impl State {
             if !self.running.contains_key(&job.id) && !self.closed {
                 open.size += 1;
                 let waiting = ClaimedJob::new(job, self.replies, now);
-                self.ready.push(Reverse(ClaimedJob { batch: Some(batch.clone()), ..waiting }));
+                self.ready.push(ClaimedJob { batch: Some(batch.clone()), ..waiting });
             }
         }
         (open.unstarted, open.unended) = (open.size, open.size);
