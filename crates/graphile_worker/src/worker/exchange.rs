@@ -480,7 +480,6 @@ impl Exchange {
         let lanes = self.lanes.clone();
         // Uncertain until the answer arrives, also if this future is dropped before.
         let first_is_lost = std::mem::replace(&mut self.uncertain, true);
-        let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
         let mut held = None;
         let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         let deferred_is_lost = lanes.deferred_lost_an_answer.load(Ordering::Acquire);
@@ -490,6 +489,7 @@ impl Exchange {
             self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
             lanes.deferred_lost_an_answer.store(false, Ordering::Release);
             let (mut jobs, queues) = self.held(&mut connection).await?;
+            let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
             jobs.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
             held = Some((jobs, queues));
             lanes.second_lost_an_answer.store(false, Ordering::Release);

@@ -18,12 +18,11 @@ pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGES
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};
-use crate::context::OpenBatch;
+use crate::context::{OpenBatch, Running};
 use crate::fast_map::{FastMap, FastSet};
 use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
 use crate::task::{Task, Tasks};
-use crate::worker::execute::Outcome;
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::settle::{self, Settlement};
 use batches::Batches;
@@ -34,7 +33,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
 
 /// The worker releases a claimed job that has waited this long, because another worker may have a free slot for it.
 const MAX_UNSTARTED_HOLD: Duration = Duration::from_secs(1);
@@ -73,7 +71,7 @@ struct State {
     queues: FastMap<i32, Queue>,
     /// Jobs whose task is at its limit.
     over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
-    running: FastMap<i64, Running>,
+    running: FastMap<i64, Arc<Running>>,
     /// New claims of jobs that are running here: a failover has lost their first claim, or an operator has unlocked
     /// them.
     reclaimed: FastMap<i64, ClaimedJob>,
@@ -194,22 +192,21 @@ impl Ord for ClaimedJob {
     }
 }
 
-#[derive(Clone)]
-pub(crate) struct Running {
-    pub(crate) job: Arc<Job>,
-    pub(crate) task: Arc<Task>,
-    pub(crate) cancellation: CancellationToken,
-    /// The batch in which its claim was not written when it started.
-    pub(crate) batch: Option<Arc<OpenBatch>>,
-    reply: u64,
-    started: Instant,
-}
-
 /// What a runner does next.
 enum NextJob {
-    Job(Running),
+    Job(Arc<Running>),
     Wait,
     Leave,
+}
+
+/// Who has something to do after the state has changed. They are notified once it is unlocked, and only if they may wait:
+/// an atomic write for each job costs more than a comparison.
+#[derive(Default)]
+struct Due {
+    runner: bool,
+    exchange: bool,
+    second_lane: bool,
+    batch: bool,
 }
 
 impl Inflight {
@@ -259,7 +256,7 @@ impl Inflight {
     }
 
     /// Waits for the next job to run. Returns `None` when the worker is stopping.
-    pub(crate) async fn next(&self) -> Option<Running> {
+    pub(crate) async fn next(&self) -> Option<Arc<Running>> {
         // Under load a job is ready, and the runner need not register for notifications.
         if let NextJob::Job(running) = self.start() {
             return Some(running);
@@ -282,7 +279,14 @@ impl Inflight {
     }
 
     fn start(&self) -> NextJob {
-        let mut state = self.state();
+        let now = Instant::now();
+        let mut due = Due::default();
+        let next = self.start_in(&mut self.state(), now, &mut due);
+        self.notify(&due);
+        next
+    }
+
+    fn start_in(&self, state: &mut State, now: Instant, due: &mut Due) -> NextJob {
         if state.closed {
             return NextJob::Leave;
         }
@@ -290,44 +294,59 @@ impl Inflight {
             return NextJob::Wait;
         }
         let ended = state.report.len();
-        let started = state.start();
-        if state.report.len() > ended {
-            // Jobs were released because their task was removed.
-            self.exchange_due.notify_one();
-        }
-        match started {
-            Some(running) => {
-                if !state.ready.is_empty() {
-                    self.job_ready.notify_one();
-                }
-                NextJob::Job(running)
-            }
-            None => NextJob::Wait,
+        let started = state.start(now);
+        // Jobs may have been released because their task was removed.
+        due.exchange |= state.report.len() > ended;
+        due.runner = started.is_some() && !state.ready.is_empty() && state.idle_slots() > 0;
+        started.map_or(NextJob::Wait, NextJob::Job)
+    }
+
+    /// Records how a job has ended, for the next report.
+    pub(crate) fn finished(&self, running: &Running, settlement: Settlement, now: Instant) {
+        let mut due = Due::default();
+        let mut state = self.state();
+        state.finish(running, settlement, now, &mut due);
+        due.runner = !state.ready.is_empty();
+        drop(state);
+        self.notify(&due);
+    }
+
+    /// The same as `finished` and then `next`, but locks the state once.
+    pub(crate) async fn finished_and_next(
+        &self,
+        running: &Running,
+        settlement: Settlement,
+        now: Instant,
+    ) -> Option<Arc<Running>> {
+        let mut due = Due::default();
+        let next = {
+            let mut state = self.state();
+            state.finish(running, settlement, now, &mut due);
+            self.start_in(&mut state, now, &mut due)
+        };
+        self.notify(&due);
+        match next {
+            NextJob::Job(running) => Some(running),
+            NextJob::Wait => self.next().await,
+            NextJob::Leave => None,
         }
     }
 
-    /// Records the outcome of a job for the next report. Returns its settlement.
-    pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let (settlement, has_more, has_many, is_reported, is_batch_due) = {
-            let mut state = self.state();
-            let reported = state.report.len();
-            let settlement = state.finish(running, outcome);
-            let is_reported = state.report.len() > reported;
-            (settlement, !state.ready.is_empty(), state.has_many_to_report(), is_reported, state.is_batch_due())
-        };
-        if is_reported {
-            self.exchange_due.notify_one();
-        }
-        if is_batch_due {
-            self.batch_due.notify_one();
-        }
-        if has_many {
-            self.second_lane_due.notify_one();
-        }
-        if has_more {
+    fn notify(&self, due: &Due) {
+        let all = [
+            (due.exchange, &self.exchange_due),
+            (due.batch, &self.batch_due),
+            (due.second_lane, &self.second_lane_due),
+            (due.runner, &self.job_ready),
+        ];
+        all.into_iter().filter(|(is_due, _)| *is_due).for_each(|(_, waiting)| waiting.notify_one());
+    }
+
+    /// Wakes a runner for each of so many jobs that have become ready.
+    fn notify_runners(&self, jobs: usize, idle_slots: usize) {
+        for _ in 0..jobs.min(idle_slots) {
             self.job_ready.notify_one();
         }
-        settlement
     }
 
     /// Begins an exchange, if there is anything to report or a claim is due. Returns the report, and how many jobs to
@@ -372,7 +391,7 @@ impl Inflight {
     pub(crate) fn receive(&self, lane: Lane, report: Report, answer: Answer) -> Report {
         let count = answer.jobs.len();
         let mut is_batch_due = false;
-        let report = {
+        let (report, idle_slots) = {
             let mut state = self.state();
             let now = Instant::now();
             if let Some(ended) = state.under_way(lane).take()
@@ -399,7 +418,7 @@ impl Inflight {
             if state.closed {
                 state.release_waiting(|_| true);
             }
-            report
+            (report, state.idle_slots())
         };
         if lane == Lane::Second {
             self.exchange_due.notify_one();
@@ -407,9 +426,7 @@ impl Inflight {
         if is_batch_due {
             self.batch_due.notify_one();
         }
-        for _ in 0..count {
-            self.job_ready.notify_one();
-        }
+        self.notify_runners(count, idle_slots);
         report
     }
 
@@ -565,7 +582,7 @@ impl Inflight {
         state.closed = true;
         state.release_waiting(|_| true);
         for running in state.running.values() {
-            running.cancellation.cancel();
+            running.cancellation().cancel();
         }
         state.batches.notify_changed();
         drop(state);
@@ -577,11 +594,12 @@ impl Inflight {
     /// Ends the jobs that are still running, after their runners were stopped. Returns them.
     pub(crate) fn interrupt(&self, delay: Duration) -> Vec<Arc<Job>> {
         let mut state = self.state();
-        let running: Vec<Running> = state.running.values().cloned().collect();
+        let running: Vec<Arc<Running>> = state.running.values().cloned().collect();
+        let now = Instant::now();
         for interrupted in &running {
-            state.end(interrupted, Settlement::Interrupt { delay });
+            state.end(interrupted, Settlement::Interrupt { delay }, now);
         }
-        running.into_iter().map(|running| running.job).collect()
+        running.into_iter().map(|running| running.job.clone()).collect()
     }
 }
 
@@ -619,6 +637,11 @@ impl State {
         // A batch that waits for a slot must not keep other tasks waiting: it is over in a moment.
         let in_flight = self.in_flight().saturating_sub(self.batches.unstarted());
         self.claim_size.wanted(self.concurrency, in_flight + being_claimed)
+    }
+
+    /// How many runners run no job. Only those may wait for one.
+    fn idle_slots(&self) -> usize {
+        self.concurrency.saturating_sub(self.running.len())
     }
 
     fn has_many_to_report(&self) -> bool {
@@ -782,51 +805,50 @@ impl State {
         }
     }
 
-    fn start(&mut self) -> Option<Running> {
+    fn start(&mut self, now: Instant) -> Option<Arc<Running>> {
         self.take_new_tasks();
         loop {
             let waiting = self.ready.pop()?;
-            let identifier = waiting.job.task_identifier.clone();
-            let Some(task) = self.tasks.get(&identifier).cloned() else {
+            let identifier = &waiting.job.task_identifier;
+            let Some(task) = self.tasks.get(identifier) else {
                 // The job was claimed just before its task was removed.
                 self.ready.push(waiting);
                 self.release_removed();
                 continue;
             };
-            let limit = task.options.max_concurrent;
-            let count = self.running_by_task.entry(identifier.clone()).or_default();
-            if limit.is_some_and(|limit| *count >= limit) {
-                self.over_limit.entry(identifier).or_default().push_back(waiting);
+            let count = match self.running_by_task.get_mut(identifier) {
+                Some(count) => count,
+                None => self.running_by_task.entry(identifier.clone()).or_default(),
+            };
+            if task.options.max_concurrent.is_some_and(|limit| *count >= limit) {
+                self.over_limit.entry(identifier.clone()).or_default().push_back(waiting);
                 continue;
             }
             *count += 1;
-            let running = Running {
-                job: waiting.job,
-                task,
-                cancellation: CancellationToken::new(),
-                batch: waiting.batch,
-                reply: waiting.reply,
-                started: Instant::now(),
-            };
+            let ClaimedJob { job, batch, reply, .. } = waiting;
+            let running = Arc::new(Running::new(job, task.clone(), batch, reply, now));
             self.running.insert(running.job.id, running.clone());
             self.batches.started(running.batch.as_ref());
             return Some(running);
         }
     }
 
-    fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
-        let took = running.started.elapsed();
+    fn finish(&mut self, running: &Running, settlement: Settlement, now: Instant, due: &mut Due) {
+        let reported = self.report.len();
+        let ran = now - running.started;
         if running.batch.is_some() {
-            self.batches.ran(took);
+            self.batches.ran(ran);
         } else {
-            self.claim_size.job(took);
+            self.claim_size.job(ran);
         }
-        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
-        self.end(running, settlement.clone());
-        settlement
+        self.end(running, settlement, now);
+        // If the first lane has an exchange under way, it looks at the report afterwards.
+        due.exchange = self.report.len() > reported && self.first.is_none();
+        due.second_lane = self.has_many_to_report();
+        due.batch = self.is_batch_due();
     }
 
-    fn end(&mut self, running: &Running, settlement: Settlement) {
+    fn end(&mut self, running: &Running, settlement: Settlement, now: Instant) {
         let job = &running.job;
         self.running.remove(&job.id);
         if let Some(count) = self.running_by_task.get_mut(&job.task_identifier) {
@@ -835,7 +857,7 @@ impl State {
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
             self.ready.push(next);
         }
-        let ran = running.started.elapsed();
+        let ran = now - running.started;
         let (mut reported, mut reply) = (job.clone(), running.reply);
         let again = self.reclaimed.remove(&job.id);
         let another = match again {
@@ -928,6 +950,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::TaskOptions;
+    use crate::worker::execute::Outcome;
 
     fn tasks(names: &[&str]) -> Arc<Tasks> {
         let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
@@ -963,13 +986,18 @@ mod tests {
         exchange(inflight, Lane::First, of_queue(queue, ids));
     }
 
-    fn start(inflight: &Inflight) -> Option<Running> {
-        inflight.state().start()
+    fn start(inflight: &Inflight) -> Option<Arc<Running>> {
+        inflight.state().start(Instant::now())
+    }
+
+    fn finish(inflight: &Inflight, running: &Running, outcome: Outcome) {
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        inflight.finished(running, settlement, Instant::now());
     }
 
     fn finish_all(inflight: &Inflight) {
         while let Some(running) = start(inflight) {
-            inflight.finished(&running, Outcome::Done);
+            finish(inflight, &running, Outcome::Done);
         }
     }
 
@@ -1015,7 +1043,7 @@ mod tests {
         let failed = start(&inflight).expect("a job");
         finish_all(&inflight);
         let error = crate::TaskError::new("oops");
-        inflight.finished(&failed, Outcome::Failed { error, remaining: None });
+        finish(&inflight, &failed, Outcome::Failed { error, remaining: None });
         finish_all(&inflight);
         let unqueued = ids(inflight.begin(Lane::Second, false));
         assert!(unqueued.iter().all(|id| *id >= MANY && *id != failed.job.id), "{unqueued:?}");
@@ -1060,7 +1088,7 @@ mod tests {
         assert_eq!((started.job.id, next.job.id), (1, 3));
         inflight.receive(Lane::First, Report::default(), claimed(vec![Job::example(4)]));
         assert!(start(&inflight).is_none(), "the job was claimed before its task was removed");
-        inflight.finished(&started, Outcome::Done);
+        finish(&inflight, &started, Outcome::Done);
         let (report, _) = inflight.begin(Lane::First, false).expect("a report");
         let settled: Vec<_> = report.ended.iter().map(|ended| (ended.job.id, ended.settlement.clone())).collect();
         let released = |id| (id, settle::release(&Job::example(id)));
@@ -1103,7 +1131,7 @@ mod tests {
         let head = start(&inflight).expect("the first job of the queue");
         // The jobs behind the head have waited too long, and the head ends before their release is reported.
         wait_too_long(&inflight);
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
         let report = exchange(&inflight, Lane::First, Answer::default());
@@ -1122,7 +1150,7 @@ mod tests {
         let head = start(&inflight).expect("the first job of the queue");
         wait_too_long(&inflight);
         assert!(inflight.begin(Lane::First, false).is_none(), "they wait for the second lane's answer");
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         inflight.receive(Lane::Second, second_report, Answer::default());
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
@@ -1139,7 +1167,7 @@ mod tests {
         let head = start(&inflight).expect("the first job of the queue");
         now.send_replace(tasks(&["u"]));
         assert!(start(&inflight).is_none());
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
         assert_eq!(exchange(&inflight, Lane::First, Answer::default()).free_queues, [7]);
@@ -1228,7 +1256,7 @@ mod tests {
             inflight.wake_claim();
             exchange(&inflight, Lane::First, at(5));
             assert!(start(&inflight).is_none(), "it runs already");
-            inflight.finished(&running, Outcome::Done);
+            finish(&inflight, &running, Outcome::Done);
             let report = exchange(&inflight, Lane::First, Answer::default());
             assert_eq!(report.ended.len(), 1);
             assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(5, 0));
@@ -1253,7 +1281,7 @@ mod tests {
         inflight.wake_claim();
         exchange(&inflight, Lane::First, created_at(5));
         assert!(start(&inflight).is_none());
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert_eq!(start(&inflight).expect("the other job").job.locked_at, DateTime::from_timestamp(5, 0));
     }
 
@@ -1274,7 +1302,7 @@ mod tests {
         again.jobs[0].revision += 1;
         inflight.wake_claim();
         exchange(&inflight, Lane::First, again);
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert_eq!(start(&inflight).expect("the event").job.locked_at, DateTime::from_timestamp(5, 0));
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(1, 0), "which the fence rejects");
@@ -1293,7 +1321,7 @@ mod tests {
         assert!(start(&inflight).is_none(), "it runs already");
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), report.ended[0].job.locked_at), (vec![1], DateTime::from_timestamp(1, 0)));
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         exchange(&inflight, Lane::First, Answer::default());
         assert!(inflight.is_empty());
     }
@@ -1308,7 +1336,7 @@ mod tests {
         inflight.wake_claim();
         exchange(&inflight, Lane::First, claimed_at(5));
         inflight.reconcile(claimed_at(1).jobs, &[]);
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(1, 0));
         assert!(inflight.is_empty());

@@ -9,15 +9,15 @@ use super::Worker;
 use super::deferred::DeferredLanes;
 use super::exchange::{Exchange, Reply};
 use super::execute::{Outcome, execute};
-use super::inflight::{Inflight, Running};
+use super::inflight::Inflight;
 use super::listener::Listener;
 use super::maintenance::Maintenance;
 use super::report::{Answer, ClaimRequest, Lane, Report};
 use super::second_lane::SecondLane;
 use super::settings::Settings;
-use super::settle::Settlement;
+use super::settle::{self, Settlement};
 use crate::Error;
-use crate::context::{Shared, WorkerContext};
+use crate::context::{Running, Shared};
 use crate::flags::FlagFilter;
 use crate::hooks::{
     AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
@@ -511,8 +511,8 @@ impl Worker {
 
 /// A runner: one slot, which runs one job after the other.
 async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
-    while let Some(running) = inflight.next().await {
-        let started = Instant::now();
+    let mut next = inflight.next().await;
+    while let Some(running) = next {
         let span = info_span!(
             "job",
             label = "job",
@@ -520,32 +520,37 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let outcome = AssertUnwindSafe(run_job(&running, &shared))
-            .catch_unwind()
-            .instrument(span.clone())
-            .await
-            // `execute` catches the panics of handlers, so this is a hook's.
-            .unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
-        let settlement = inflight.finished(&running, outcome);
-        span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
-        let emitted = emit_end(&running, &settlement, started.elapsed(), &shared);
+        let run = AssertUnwindSafe(run_job(&running, &shared)).catch_unwind();
+        let outcome = if span.is_disabled() { run.await } else { run.instrument(span.clone()).await };
+        // `execute` catches the panics of handlers, so this is a hook's.
+        let outcome = outcome.unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        let ended = Instant::now();
+        let ran = ended - running.started;
+        span.in_scope(|| log_end(&running, &settlement, ran));
+        if shared.hooks.is_empty() {
+            next = inflight.finished_and_next(&running, settlement, ended).await;
+            continue;
+        }
+        inflight.finished(&running, settlement.clone(), ended);
+        let emitted = emit_end(&running, &settlement, ran, &shared);
         if AssertUnwindSafe(emitted).catch_unwind().await.is_err() {
             span.in_scope(|| error!("a hook panicked; the job's outcome is recorded anyway"));
         }
+        next = inflight.next().await;
     }
 }
 
-async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
+async fn run_job(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
     let hooks = &shared.hooks;
+    if hooks.is_empty() {
+        return execute(running, shared).await;
+    }
     let job = &running.job;
     hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
-        HookResult::Continue => {
-            let ctx =
-                WorkerContext::new(job.clone(), running.cancellation.clone(), running.batch.clone(), shared.clone());
-            execute(&running.task, ctx).await
-        }
+        HookResult::Continue => execute(running, shared).await,
         decision => Outcome::from_hook(decision),
     };
     if outcome == Outcome::Released {
