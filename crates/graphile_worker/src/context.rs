@@ -111,10 +111,16 @@ pub(crate) struct Running {
     /// The number of the reply that delivered the job.
     pub(crate) reply: u64,
     pub(crate) started: Instant,
-    /// Made on first use: most handlers do not ask for it.
-    cancellation: OnceLock<CancellationToken>,
     /// Whether the handler completed the job in its own transaction.
     completed: AtomicBool,
+    /// Made on first use: most runs have no timeout, and most handlers do not ask for the token.
+    end: OnceLock<Box<RunEnd>>,
+}
+
+/// How a run is asked to end.
+#[derive(Default)]
+struct RunEnd {
+    cancellation: CancellationToken,
     /// Notified when the handler must return now or be dropped.
     must_end: Notify,
     timeout: RunClock,
@@ -128,38 +134,32 @@ impl Running {
         reply: u64,
         started: Instant,
     ) -> Running {
-        Running {
-            job,
-            task,
-            batch,
-            reply,
-            started,
-            cancellation: OnceLock::new(),
-            completed: AtomicBool::new(false),
-            must_end: Notify::new(),
-            timeout: RunClock::default(),
-        }
+        Running { job, task, batch, reply, started, completed: AtomicBool::new(false), end: OnceLock::new() }
+    }
+
+    fn end(&self) -> &RunEnd {
+        self.end.get_or_init(Box::default)
     }
 
     /// Cancelled when the job should stop.
     pub(crate) fn cancellation(&self) -> &CancellationToken {
-        self.cancellation.get_or_init(CancellationToken::new)
+        &self.end().cancellation
     }
 
     /// The timeout has passed: the handler must return now, or the worker drops it.
     pub(crate) fn request_end(&self) {
         self.cancellation().cancel();
-        self.must_end.notify_one();
+        self.end().must_end.notify_one();
     }
 
     /// Starts the timeout, or starts it again from zero.
     pub(crate) fn restart_timeout(&self) {
-        self.timeout.set(Some(Instant::now()));
+        self.end().timeout.set(Some(Instant::now()));
     }
 
     /// Returns when the job has run for this long, pauses not counted.
     pub(crate) async fn has_run_for(&self, timeout: Duration) {
-        let clock = &self.timeout;
+        let clock = &self.end().timeout;
         loop {
             match clock.since() {
                 None => clock.changed.notified().await,
@@ -321,12 +321,12 @@ impl WorkerContext {
 
     /// Returns when the job's timeout has passed. The worker drops the job if it does not end soon.
     pub async fn timed_out(&self) {
-        self.running.must_end.notified().await;
+        self.running.end().must_end.notified().await;
     }
 
     /// Stops the timeout while the job waits for something that is not its fault, such as a free process.
     pub fn pause_timeout(&self) {
-        self.running.timeout.set(None);
+        self.running.end().timeout.set(None);
     }
 
     /// Starts the timeout again, from zero.

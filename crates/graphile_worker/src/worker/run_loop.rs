@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error, info, info_span, warn};
+use tracing::{Instrument, Span, error, info, info_span, warn};
 
 /// How long the last report may take, and how long after a second request to stop.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -527,7 +527,7 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
         let settlement = settle::settlement(&running.job, outcome, &running.task.options);
         let ended = Instant::now();
         let ran = ended - running.started;
-        span.in_scope(|| log_end(&running, &settlement, ran));
+        in_span(&span, || log_end(&running, &settlement, ran));
         if shared.hooks.is_empty() {
             next = inflight.finished_and_next(&running, settlement, ended).await;
             continue;
@@ -539,6 +539,11 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
         }
         next = inflight.next().await;
     }
+}
+
+/// Calls `log` in the span. To enter a span that nobody collects would only look for a logger, several times.
+fn in_span(span: &Span, log: impl FnOnce()) {
+    if span.is_disabled() { log() } else { span.in_scope(log) }
 }
 
 async fn run_job(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
@@ -581,17 +586,17 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
 /// Logs how the handler has ended. The outcome is recorded later, with others. If the database rejects it, because the job was
 /// taken from this worker, a warning with the job follows (`warn_of_rejected` in `exchange`).
 fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
-    let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
+    let ms = || (took.as_secs_f64() * 1e6).round() / 1e3;
     let job = &running.job;
     match settlement {
-        Settlement::Complete | Settlement::CompletedByHandler => info!(ms, "job completed"),
-        Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms, "job released"),
-        Settlement::Snooze { .. } => info!(ms, "job snoozed"),
+        Settlement::Complete | Settlement::CompletedByHandler => info!(ms = ms(), "job completed"),
+        Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms = ms(), "job released"),
+        Settlement::Snooze { .. } => info!(ms = ms(), "job snoozed"),
         Settlement::Retry { error, .. } => {
-            warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
+            warn!(ms = ms(), attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
         }
         Settlement::GiveUp { error, .. } => {
-            error!(ms, attempts = job.attempts, error, "job failed permanently");
+            error!(ms = ms(), attempts = job.attempts, error, "job failed permanently");
         }
     }
 }
