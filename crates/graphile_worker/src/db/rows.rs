@@ -346,22 +346,46 @@ pub(crate) fn job(row: &PgRow) -> sqlx::Result<Job> {
     read_job(row, &JobColumns::of(row)?, text(row, "task_identifier")?.into())
 }
 
-/// The jobs of an answer, without those whose task has no name here. Finds the columns and checks their types once and not
-/// for each row: to look up names and types took a third of the worker's time (bench/RESULTS.md, "The client").
-pub(crate) fn claimed_jobs(rows: &[PgRow], task_names: &FastMap<i32, Arc<str>>) -> sqlx::Result<Vec<Job>> {
-    let mut jobs = Vec::with_capacity(rows.len());
-    let Some(first) = rows.first() else { return Ok(jobs) };
-    let (columns, task_id) = (JobColumns::of(first)?, position::<i32>(first, "task_id")?);
-    let place = first.try_column("place").is_ok().then(|| position::<Place>(first, "place")).transpose()?;
-    for row in rows {
-        let Some(identifier) = task_names.get(&row.try_get_unchecked(task_id)?) else { continue };
-        let mut job = read_job(row, &columns, identifier.clone())?;
-        if let Some(place) = place {
+/// Reads the jobs of one answer. Finds the columns and checks their types once and not for each row: to look up names and
+/// types took a third of the worker's time (bench/RESULTS.md, "The client").
+pub(crate) struct JobReader<'n> {
+    task_names: &'n FastMap<i32, Arc<str>>,
+    columns: Option<ClaimColumns>,
+}
+
+struct ClaimColumns {
+    job: JobColumns<usize>,
+    task_id: usize,
+    /// Only in the short exchange.
+    place: Option<usize>,
+}
+
+impl ClaimColumns {
+    fn of(row: &PgRow) -> sqlx::Result<ClaimColumns> {
+        let has_place = row.try_column("place").is_ok();
+        let place = has_place.then(|| position::<Place>(row, "place")).transpose()?;
+        Ok(ClaimColumns { job: JobColumns::of(row)?, task_id: position::<i32>(row, "task_id")?, place })
+    }
+}
+
+impl<'n> JobReader<'n> {
+    pub(crate) fn new(task_names: &'n FastMap<i32, Arc<str>>) -> JobReader<'n> {
+        JobReader { task_names, columns: None }
+    }
+
+    /// The job in a row; `None` if its task has no name here.
+    pub(crate) fn read(&mut self, row: &PgRow) -> sqlx::Result<Option<Job>> {
+        let columns = match &self.columns {
+            Some(columns) => columns,
+            None => self.columns.insert(ClaimColumns::of(row)?),
+        };
+        let Some(identifier) = self.task_names.get(&row.try_get_unchecked(columns.task_id)?) else { return Ok(None) };
+        let mut job = read_job(row, &columns.job, identifier.clone())?;
+        if let Some(place) = columns.place {
             job.place = row.try_get_unchecked(place)?;
         }
-        jobs.push(job);
+        Ok(Some(job))
     }
-    Ok(jobs)
 }
 
 fn read_job(row: &PgRow, columns: &JobColumns<usize>, task_identifier: Arc<str>) -> sqlx::Result<Job> {

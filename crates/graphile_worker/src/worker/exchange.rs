@@ -17,6 +17,7 @@ use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
 use crate::context::Shared;
+use crate::db::rows::JobReader;
 use crate::db::session::{self, Session};
 use crate::db::{Statements, rows};
 use crate::error::Context;
@@ -25,8 +26,10 @@ use crate::hooks::FetchError;
 use crate::job::Job;
 use crate::retry::RetryPauses;
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use futures_util::TryStreamExt;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{Connection, PgConnection, Postgres, Row};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -648,7 +651,7 @@ impl Exchange {
         request: &ClaimRequest,
     ) -> Result<Option<Answer>, Error> {
         let context = || "claim jobs".to_owned();
-        let rows = self
+        let query = self
             .statements
             .claim_head
             .query()
@@ -659,13 +662,9 @@ impl Exchange {
             .bind(request.freshness)
             .bind(&request.flags.forbidden)
             .bind(&request.flags.accepted)
-            .bind(&request.flags.allowed)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let Some((about, jobs)) = rows.split_last() else { return Ok(None) };
+            .bind(&request.flags.allowed);
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
         let is_conclusive: bool = about.try_get("is_conclusive").context(context)?;
-        let jobs = self.jobs(jobs).context(context)?;
         let mut head_claims = self.lanes.head_claims();
         match (is_conclusive, jobs.is_empty()) {
             (true, _) => head_claims.was_conclusive(),
@@ -706,7 +705,7 @@ impl Exchange {
         }
         let started = Instant::now();
         let start = self.lanes.claim_start().next(started);
-        let rows = self
+        let query = self
             .statements
             .exchange_unqueued
             .query()
@@ -727,17 +726,13 @@ impl Exchange {
             .bind(&self.lanes.tasks().ids)
             .bind(placed)
             .bind(placed_at)
-            .bind(rows::array_of_places(places.into_iter()))
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let Some(about) = rows.last() {
-            answer.missed_jobs = missed_jobs(about).context(context)?;
-        }
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(rows::array_of_places(places.into_iter()));
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        answer.missed_jobs = missed_jobs(&about).context(context)?;
+        if request.jobs > 0 {
             let is_full = answer.jobs.len() >= request.jobs;
-            let first_job = first_job(about).context(context)?;
+            let first_job = first_job(&about).context(context)?;
             self.lanes.claim_start().claimed(start, first_job, is_full, started.elapsed(), Instant::now());
             self.lanes.head_claims().read_everything(is_full);
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
@@ -767,7 +762,7 @@ impl Exchange {
         let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == task_ids.len();
         let limits = limits.or_else(|| (!is_one_order).then(|| vec![None; task_ids.len()]));
         let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
-        let rows = self
+        let query = self
             .statements
             .exchange
             .query()
@@ -793,15 +788,13 @@ impl Exchange {
             .bind(CLAIM_BYTES)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
-            .bind(unqueued_task_ids)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(unqueued_task_ids);
+        let Claimed { jobs, rows, about } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        if request.jobs > 0 {
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
-            self.lanes.head_claims().read_everything(rows.len() > request.jobs);
+            self.lanes.head_claims().read_everything(rows >= request.jobs);
             answer.is_partial = about.try_get("is_partial").context(context)?;
         }
         Ok(answer)
@@ -821,21 +814,24 @@ impl Exchange {
         (errors, payloads)
     }
 
-    /// The claimed jobs, and the last row, which is about the exchange itself.
-    fn answer(&self, rows: &[PgRow]) -> sqlx::Result<Answer> {
-        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound) };
-        Ok(Answer {
-            jobs: self.jobs(jobs)?,
-            blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
-            blocked_queues: about.try_get("blocked_queues")?,
-            rejected_jobs: about.try_get("rejected_jobs")?,
-            missed_jobs: HashSet::new(),
-            contended: about.try_get("contended")?,
-            clock: about.try_get("clock")?,
-            is_partial: false,
-            nothing_waits: false,
-            took: Duration::ZERO,
-        })
+    /// Runs a statement that claims jobs. Reads each row when the next one arrives: a thousand rows would not fit into the
+    /// processor's caches (bench/RESULTS.md, "The client").
+    async fn claim(
+        &self,
+        query: Query<'_, Postgres, PgArguments>,
+        connection: &mut PgConnection,
+    ) -> sqlx::Result<Claimed> {
+        let tasks = self.lanes.tasks();
+        let mut reader = JobReader::new(&tasks.names);
+        let (mut jobs, mut claimed) = (Vec::new(), 0);
+        let mut rows = query.fetch(connection);
+        let mut last = rows.try_next().await?.ok_or(sqlx::Error::RowNotFound)?;
+        while let Some(row) = rows.try_next().await? {
+            claimed += 1;
+            jobs.extend(reader.read(&last)?.map(Arc::new));
+            last = row;
+        }
+        Ok(Claimed { jobs, rows: claimed, about: last })
     }
 
     async fn held(&self, connection: &mut PgConnection) -> Result<(Vec<Job>, Vec<i32>), Error> {
@@ -915,7 +911,9 @@ impl Exchange {
     }
 
     pub(super) fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
-        rows::claimed_jobs(rows, &self.lanes.tasks().names)
+        let tasks = self.lanes.tasks();
+        let mut reader = JobReader::new(&tasks.names);
+        rows.iter().filter_map(|row| reader.read(row).transpose()).collect()
     }
 
     /// Whether this worker may hold jobs that it does not know.
@@ -964,6 +962,31 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
         Lane::First => format!("graphile_worker {worker_id}"),
         Lane::Second => format!("graphile_worker {worker_id} 2"),
     }
+}
+
+/// The rows of a statement that claims jobs.
+struct Claimed {
+    /// Those whose tasks are known.
+    jobs: Vec<Arc<Job>>,
+    /// How many were claimed.
+    rows: usize,
+    /// The last row, which is about the claim itself.
+    about: PgRow,
+}
+
+fn answer(jobs: Vec<Arc<Job>>, about: &PgRow) -> sqlx::Result<Answer> {
+    Ok(Answer {
+        jobs,
+        blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+        blocked_queues: about.try_get("blocked_queues")?,
+        rejected_jobs: about.try_get("rejected_jobs")?,
+        missed_jobs: HashSet::new(),
+        contended: about.try_get("contended")?,
+        clock: about.try_get("clock")?,
+        is_partial: false,
+        nothing_waits: false,
+        took: Duration::ZERO,
+    })
 }
 
 /// The jobs that a short exchange has not found at their places.

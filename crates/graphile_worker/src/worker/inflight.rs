@@ -167,8 +167,9 @@ struct ClaimedJob {
 }
 
 impl ClaimedJob {
-    fn new(job: Job, reply: u64, since: Instant) -> ClaimedJob {
-        ClaimedJob { order: (job.priority, job.run_at, job.id), job: Arc::new(job), reply, since, batch: None }
+    fn new(job: impl Into<Arc<Job>>, reply: u64, since: Instant) -> ClaimedJob {
+        let job = job.into();
+        ClaimedJob { order: (job.priority, job.run_at, job.id), job, reply, since, batch: None }
     }
 }
 
@@ -567,7 +568,7 @@ impl Inflight {
                 || state.batches.has_written(job)
                 || state.running.get(&job.id).is_some_and(|of| of.job.is_same_claim(job))
         };
-        let unknown: Vec<Job> = held.into_iter().filter(|job| !is_known(job)).collect();
+        let unknown: Vec<Arc<Job>> = held.into_iter().filter(|job| !is_known(job)).map(Arc::new).collect();
         if unknown.is_empty() {
             return;
         }
@@ -756,10 +757,10 @@ impl State {
         self.report.extend(due.map(|blocked| blocked.ended));
     }
 
-    fn receive(&mut self, jobs: Vec<Job>) {
+    fn receive(&mut self, jobs: Vec<Arc<Job>>) {
         self.replies += 1;
         let (since, reply) = (Instant::now(), self.replies);
-        self.release_claimed_again(&jobs);
+        self.release_claimed_again(jobs.iter().map(|job| job.id));
         let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|job| ClaimedJob::new(job, reply, since)).collect();
         jobs.sort();
         for waiting in jobs {
@@ -773,11 +774,11 @@ impl State {
 
     /// Jobs that wait here under an older claim, which an operator has unlocked or a failover has lost. To release what the
     /// worker does not hold changes nothing.
-    fn release_claimed_again(&mut self, jobs: &[Job]) {
-        if jobs.is_empty() || self.waiting().next().is_none() {
+    fn release_claimed_again(&mut self, claimed: impl Iterator<Item = i64>) {
+        if self.waiting().next().is_none() {
             return;
         }
-        let claimed: FastSet<i64> = jobs.iter().map(|job| job.id).collect();
+        let claimed: FastSet<i64> = claimed.collect();
         if self.waiting().any(|waiting| claimed.contains(&waiting.job.id)) {
             self.release_waiting(|waiting| claimed.contains(&waiting.job.id));
         }
@@ -965,9 +966,16 @@ mod tests {
         inflight_with(&watch::Sender::new(tasks(&["t"])))
     }
 
+    fn claimed(jobs: Vec<Job>) -> Answer {
+        Answer { jobs: jobs.into_iter().map(Arc::new).collect(), ..Answer::default() }
+    }
+
+    fn jobs_of_queue(queue: Option<i32>, ids: std::ops::Range<i64>) -> Vec<Job> {
+        ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect()
+    }
+
     fn of_queue(queue: Option<i32>, ids: std::ops::Range<i64>) -> Answer {
-        let jobs = ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect();
-        Answer { jobs, ..Answer::default() }
+        claimed(jobs_of_queue(queue, ids))
     }
 
     fn blocked(jobs: &[i64], queues: &[i32]) -> Answer {
@@ -1080,7 +1088,6 @@ mod tests {
         let now = watch::Sender::new(tasks(&["t", "u"]));
         let inflight = inflight_with(&now);
         let of_u = |id| Job { task_identifier: "u".into(), ..Job::example(id) };
-        let claimed = |jobs| Answer { jobs, ..Answer::default() };
         exchange(&inflight, Lane::First, claimed(vec![Job::example(1), Job::example(2), of_u(3)]));
         let started = start(&inflight).expect("a job");
         now.send_replace(tasks(&["u"]));
@@ -1163,7 +1170,7 @@ mod tests {
         let inflight = inflight_with(&now);
         let job = |id, task: &str| Job { task_identifier: task.into(), job_queue_id: Some(7), ..Job::example(id) };
         let jobs = vec![job(1, "u"), job(2, "t"), job(3, "u")];
-        exchange(&inflight, Lane::First, Answer { jobs, ..Answer::default() });
+        exchange(&inflight, Lane::First, claimed(jobs));
         let head = start(&inflight).expect("the first job of the queue");
         now.send_replace(tasks(&["u"]));
         assert!(start(&inflight).is_none());
@@ -1228,7 +1235,7 @@ mod tests {
         let inflight = inflight();
         let at = |seconds| Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) };
         inflight.wake_claim();
-        exchange(&inflight, Lane::First, Answer { jobs: vec![at(1)], ..Answer::default() });
+        exchange(&inflight, Lane::First, claimed(vec![at(1)]));
         finish_all(&inflight);
         inflight.reconcile(vec![at(1), at(3601)], &[]);
         assert!(start(&inflight).is_none(), "it is to be reported, and its lock was kept fresh");
@@ -1241,13 +1248,9 @@ mod tests {
     fn a_running_job_that_is_claimed_again_is_reported_once_under_its_new_claim() {
         for queue in [None, Some(7)] {
             let inflight = inflight();
-            let at = |seconds| Answer {
-                jobs: vec![Job {
-                    job_queue_id: queue,
-                    locked_at: DateTime::from_timestamp(seconds, 0),
-                    ..Job::example(1)
-                }],
-                ..Answer::default()
+            let at = |seconds| {
+                let locked_at = DateTime::from_timestamp(seconds, 0);
+                claimed(vec![Job { job_queue_id: queue, locked_at, ..Job::example(1) }])
             };
             inflight.wake_claim();
             exchange(&inflight, Lane::First, at(1));
@@ -1267,13 +1270,9 @@ mod tests {
     #[test]
     fn another_job_with_the_id_of_a_running_one_waits_for_its_end() {
         let inflight = inflight();
-        let created_at = |seconds| Answer {
-            jobs: vec![Job {
-                created_at: DateTime::from_timestamp(seconds, 0).expect("a time"),
-                locked_at: DateTime::from_timestamp(seconds, 0),
-                ..Job::example(1)
-            }],
-            ..Answer::default()
+        let created_at = |seconds| {
+            let at = DateTime::from_timestamp(seconds, 0);
+            claimed(vec![Job { created_at: at.expect("a time"), locked_at: at, ..Job::example(1) }])
         };
         inflight.wake_claim();
         exchange(&inflight, Lane::First, created_at(1));
@@ -1285,10 +1284,13 @@ mod tests {
         assert_eq!(start(&inflight).expect("the other job").job.locked_at, DateTime::from_timestamp(5, 0));
     }
 
-    /// A claim of job 1 at that second.
+    /// Job 1, claimed at that second.
+    fn job_of(seconds: i64) -> Job {
+        Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) }
+    }
+
     fn claimed_at(seconds: i64) -> Answer {
-        let job = Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) };
-        Answer { jobs: vec![job], ..Answer::default() }
+        claimed(vec![job_of(seconds)])
     }
 
     #[test]
@@ -1298,10 +1300,9 @@ mod tests {
         exchange(&inflight, Lane::First, claimed_at(1));
         let running = start(&inflight).expect("a job");
         // It was unlocked, and a keyed add has put another event into it.
-        let mut again = claimed_at(5);
-        again.jobs[0].revision += 1;
+        let again = Job { revision: 1, ..job_of(5) };
         inflight.wake_claim();
-        exchange(&inflight, Lane::First, again);
+        exchange(&inflight, Lane::First, claimed(vec![again]));
         finish(&inflight, &running, Outcome::Done);
         assert_eq!(start(&inflight).expect("the event").job.locked_at, DateTime::from_timestamp(5, 0));
         let report = exchange(&inflight, Lane::First, Answer::default());
@@ -1335,7 +1336,7 @@ mod tests {
         // An operator has unlocked it, and a failover has lost that and the new claim.
         inflight.wake_claim();
         exchange(&inflight, Lane::First, claimed_at(5));
-        inflight.reconcile(claimed_at(1).jobs, &[]);
+        inflight.reconcile(vec![job_of(1)], &[]);
         finish(&inflight, &running, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(1, 0));
@@ -1347,7 +1348,7 @@ mod tests {
         let inflight = inflight();
         claim(&inflight, Some(7), 1..2);
         // One queue of which it has a job, and one that it has freed before.
-        inflight.reconcile(of_queue(Some(7), 1..2).jobs, &[7, 8]);
+        inflight.reconcile(jobs_of_queue(Some(7), 1..2), &[7, 8]);
         let (report, _) = inflight.begin(Lane::First, false).expect("a report");
         assert_eq!((report.ended.len(), &report.free_queues[..]), (0, &[8][..]));
         inflight.receive(Lane::First, report, Answer::default());

@@ -269,7 +269,7 @@ impl State {
         let batch = Arc::new(OpenBatch::default());
         self.take_new_tasks();
         self.replies += 1;
-        self.release_claimed_again(&claim.fresh);
+        self.release_claimed_again(claim.fresh.iter().map(|job| job.id));
         let mut open = Batch {
             batch: batch.clone(),
             since: now,
@@ -313,11 +313,11 @@ impl Inflight {
 
     /// An exchange has claimed as many jobs as it wanted: if they are short jobs of repeatable tasks, batches claim the next
     /// ones. Returns whether they have started to.
-    pub(super) fn start_batches(&self, state: &mut State, claimed: &[Job]) -> bool {
+    pub(super) fn start_batches(&self, state: &mut State, claimed: &[Arc<Job>]) -> bool {
         if !state.batches.is_active || state.batches.are_running {
             return false;
         }
-        let defers = |job: &&Job| {
+        let defers = |job: &&Arc<Job>| {
             let task = state.tasks.get(&job.task_identifier);
             job.job_queue_id.is_none() && task.is_some_and(|task| task.options.defers_claims())
         };
@@ -523,7 +523,7 @@ impl Inflight {
         let written = if is_confirmed { std::mem::take(&mut ended.written) } else { Vec::new() };
         let count = written.len();
         if count > 0 {
-            state.receive(written);
+            state.receive(written.into_iter().map(Arc::new).collect());
         }
         if state.closed {
             state.release_waiting(|_| true);
@@ -586,12 +586,16 @@ mod tests {
         inflight.wake_exchange();
         let (report, wanted) = inflight.begin(Lane::First, false).expect("an exchange");
         let jobs = jobs(0..i64::try_from(wanted.min(there_are)).expect("a number"));
-        inflight.receive(Lane::First, report, Answer { jobs, ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs));
         finish_all(inflight);
     }
 
     fn jobs(ids: std::ops::Range<i64>) -> Vec<Job> {
         ids.map(Job::example).collect()
+    }
+
+    fn claimed(jobs: Vec<Job>) -> Answer {
+        Answer { jobs: jobs.into_iter().map(Arc::new).collect(), ..Answer::default() }
     }
 
     /// A batch of these jobs.
@@ -807,7 +811,7 @@ mod tests {
         let running = start(&inflight).expect("a job");
         inflight.wake_exchange();
         let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
-        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs(1..2)));
         assert!(start(&inflight).is_none(), "it runs already");
         finish(&inflight, &running, Outcome::Done);
         assert!(inflight.end_batch(&batch).ended.is_empty());
@@ -880,7 +884,7 @@ mod tests {
         let inflight = inflight(4);
         inflight.wake_exchange();
         let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
-        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs(1..2)));
         let running = start(&inflight).expect("a job");
         let wanted = inflight.begin_batch().expect("a claim is due");
         // The job adds another one, which the claim does not see.
