@@ -13,20 +13,23 @@
 use super::claim_size::CLAIM_BYTES;
 use super::claim_start::{ClaimStart, Position};
 use super::head_claims::HeadClaims;
-use super::limits::Limits;
 use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
 use crate::context::Shared;
+use crate::db::rows::JobReader;
 use crate::db::session::{self, Session};
 use crate::db::{Statements, rows};
 use crate::error::Context;
+use crate::fast_map::FastMap;
 use crate::hooks::FetchError;
 use crate::job::Job;
 use crate::retry::RetryPauses;
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use futures_util::TryStreamExt;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{Connection, PgConnection, Postgres, Row};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,13 +39,13 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
 
 /// The time limit of a query whose answer the worker can do without. Behind a pooler, no other limit applies.
-const OPTIONAL_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const OPTIONAL_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a worker reloads the ids of its tasks.
 const TASK_ID_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The longest delay of a job: a hundred years. Longer delays are cut to this.
-const LATEST_RUN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(super) const LATEST_RUN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The pauses between attempts to reach the database.
 const RECONNECT_PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50), Duration::from_secs(10));
@@ -122,7 +125,7 @@ pub(super) type Texts<'s> = Vec<Option<Cow<'s, str>>>;
 #[derive(Clone, Default)]
 struct KnownTasks {
     /// All names ever loaded, because a job may have been claimed before its task was removed.
-    names: HashMap<i32, Arc<str>>,
+    names: FastMap<i32, Arc<str>>,
     /// The tasks whose jobs the worker claims.
     ids: Vec<i32>,
 }
@@ -493,7 +496,6 @@ impl Exchange {
         let lanes = self.lanes.clone();
         // Uncertain until the answer arrives, also if this future is dropped before.
         let first_is_lost = std::mem::replace(&mut self.uncertain, true);
-        let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
         let mut held = None;
         let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         let deferred_is_lost = lanes.deferred_lost_an_answer.load(Ordering::Acquire);
@@ -503,6 +505,7 @@ impl Exchange {
             self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
             lanes.deferred_lost_an_answer.store(false, Ordering::Release);
             let (mut jobs, queues) = self.held(&mut connection).await?;
+            let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
             jobs.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
             held = Some((jobs, queues));
             lanes.second_lost_an_answer.store(false, Ordering::Release);
@@ -665,7 +668,7 @@ impl Exchange {
         request: &ClaimRequest,
     ) -> Result<Option<Answer>, Error> {
         let context = || "claim jobs".to_owned();
-        let rows = self
+        let query = self
             .statements
             .claim_head
             .query()
@@ -676,13 +679,9 @@ impl Exchange {
             .bind(request.freshness)
             .bind(&request.flags.forbidden)
             .bind(&request.flags.accepted)
-            .bind(&request.flags.allowed)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let Some((about, jobs)) = rows.split_last() else { return Ok(None) };
+            .bind(&request.flags.allowed);
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
         let is_conclusive: bool = about.try_get("is_conclusive").context(context)?;
-        let jobs = self.jobs(jobs).context(context)?;
         let mut head_claims = self.lanes.head_claims();
         match (is_conclusive, jobs.is_empty()) {
             (true, _) => head_claims.was_conclusive(),
@@ -723,7 +722,7 @@ impl Exchange {
         }
         let started = Instant::now();
         let start = self.lanes.claim_start().next(started);
-        let rows = self
+        let query = self
             .statements
             .exchange_unqueued
             .query()
@@ -744,23 +743,13 @@ impl Exchange {
             .bind(&self.lanes.tasks().ids)
             .bind(placed)
             .bind(placed_at)
-            .bind(rows::array_of_places(&places))
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let Some((about, claimed)) = rows.split_last() {
-            answer.missed_jobs = missed_jobs(about).context(context)?;
-            // Otherwise there are jobs of unknown tasks among them.
-            if claimed.len() == answer.jobs.len() {
-                for (job, row) in answer.jobs.iter_mut().zip(claimed) {
-                    job.place = row.try_get("place").context(context)?;
-                }
-            }
-        }
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(rows::array_of_places(places.into_iter()));
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        answer.missed_jobs = missed_jobs(&about).context(context)?;
+        if request.jobs > 0 {
             let is_full = answer.jobs.len() >= request.jobs;
-            let first_job = first_job(about).context(context)?;
+            let first_job = first_job(&about).context(context)?;
             self.lanes.claim_start().claimed(start, first_job, is_full, started.elapsed(), Instant::now());
             self.lanes.head_claims().read_everything(is_full);
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
@@ -791,7 +780,7 @@ impl Exchange {
         let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == unlimited.len();
         let limits = limits.or_else(|| (!is_one_order).then(|| vec![None; task_ids.len()]));
         let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
-        let rows = self
+        let query = self
             .statements
             .exchange
             .query()
@@ -817,123 +806,16 @@ impl Exchange {
             .bind(CLAIM_BYTES)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
-            .bind(unqueued_task_ids)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(unqueued_task_ids);
+        let Claimed { jobs, rows, about } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        if request.jobs > 0 {
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
-            self.lanes.head_claims().read_everything(rows.len() > request.jobs);
+            self.lanes.head_claims().read_everything(rows >= request.jobs);
             answer.is_partial = about.try_get("is_partial").context(context)?;
         }
         Ok(answer)
-    }
-
-    /// The exchange of jobs under limits.
-    async fn exchange_limited(
-        &self,
-        connection: &mut PgConnection,
-        report: &Report,
-        request: &ClaimRequest,
-    ) -> Result<Answer, Error> {
-        let context = || "exchange jobs under limits with the database".to_owned();
-        let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
-        let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
-        let unlocked = report.ended.iter().filter_map(|ended| Some((&*ended.job, ended.settlement.unlock()?)));
-        let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
-        let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
-        let (task_ids, rooms) = self.tasks_and_limits(request);
-        let (run_queues, run_ms): (Vec<i32>, Vec<f64>) = mean_run_times(report).into_iter().unzip();
-        let rows = self
-            .statements
-            .exchange_limited
-            .query()
-            .bind(&*self.shared.worker_id)
-            .bind(done)
-            .bind(done_at)
-            .bind(unlocked.iter().map(|(job, _)| job.id).collect::<Vec<_>>())
-            .bind(unlocked.iter().map(|(job, _)| job.locked_at).collect::<Vec<_>>())
-            .bind(errors)
-            .bind(unlocked.iter().map(|(_, unlock)| seconds(unlock.run_at)).collect::<Vec<_>>())
-            .bind(unlocked.iter().map(|(_, unlock)| time(unlock.run_at)).collect::<Vec<_>>())
-            .bind(unlocked.iter().map(|(_, unlock)| attempts(unlock.attempts)).collect::<Vec<_>>())
-            .bind(payloads)
-            .bind(unlocked.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
-            .bind(unlocked.iter().map(|(_, unlock)| unlock.released.map(i32::from)).collect::<Vec<_>>())
-            .bind(run_queues)
-            .bind(run_ms)
-            .bind(task_ids)
-            .bind(rooms)
-            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
-            .bind(&request.flags.forbidden)
-            .bind(&request.flags.accepted)
-            .bind(&request.flags.allowed)
-            .bind(request.now)
-            .bind(request.freshness)
-            .bind(CLAIM_BYTES)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound).context(context) };
-        let answer = || -> sqlx::Result<Answer> {
-            let seconds: Option<f64> = about.try_get("seconds")?;
-            Ok(Answer {
-                jobs: self.jobs(jobs)?,
-                blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
-                rejected_jobs: about.try_get("rejected_jobs")?,
-                contended: about.try_get("contended")?,
-                clock: about.try_get("clock")?,
-                claim_again_after: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.001)).ok()),
-                ..Answer::default()
-            })
-        };
-        answer().context(context)
-    }
-
-    /// Reads the limits.
-    pub(super) async fn limits(&mut self) -> Option<Limits> {
-        let connection = self.connection.as_mut()?;
-        let query = self.session.fetch_one(connection, self.statements.limits.query().persistent(false));
-        let Ok(row) = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await else {
-            // The answer may arrive when another one is expected.
-            self.connection = None;
-            return None;
-        };
-        let read = row.and_then(|row| {
-            let is_paused: bool = row.try_get("all_paused")?;
-            let seconds: Option<f64> = row.try_get("seconds")?;
-            let pause = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
-            let limited_tasks: HashSet<i32> = row.try_get::<Vec<i32>, _>("limited_tasks")?.into_iter().collect();
-            Ok(Limits {
-                any_exist: row.try_get("any_exist")?,
-                all_paused_until: is_paused.then(|| Instant::now() + pause.unwrap_or(LATEST_RUN)),
-                paused_queues: row.try_get::<Vec<i32>, _>("paused_queues")?.into_iter().collect(),
-                limited_tasks,
-            })
-        });
-        match read {
-            Ok(limits) => {
-                self.lanes.set_limited_tasks(limits.limited_tasks.clone());
-                Some(limits)
-            }
-            Err(error) => {
-                debug!(label = "worker", %error, "could not read the limits; retrying");
-                None
-            }
-        }
-    }
-
-    /// Puts waiting jobs where the limits want them.
-    pub(super) async fn settle_limits(&mut self) {
-        let Some(connection) = self.connection.as_mut() else { return };
-        let query = self.session.fetch_one(connection, self.statements.settle_limits.query().persistent(false));
-        match tokio::time::timeout(self.answer_timeout, query).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => debug!(label = "worker", %error, "could not put jobs under their limits; retrying"),
-            Err(_) => self.connection = None,
-        }
     }
 
     /// The errors and payloads to write, in characters that the database's encoding has.
@@ -950,22 +832,24 @@ impl Exchange {
         (errors, payloads)
     }
 
-    /// The claimed jobs, and the last row, which is about the exchange itself.
-    fn answer(&self, rows: &[PgRow]) -> sqlx::Result<Answer> {
-        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound) };
-        Ok(Answer {
-            jobs: self.jobs(jobs)?,
-            blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
-            blocked_queues: about.try_get("blocked_queues")?,
-            rejected_jobs: about.try_get("rejected_jobs")?,
-            missed_jobs: HashSet::new(),
-            contended: about.try_get("contended")?,
-            clock: about.try_get("clock")?,
-            is_partial: false,
-            nothing_waits: false,
-            took: Duration::ZERO,
-            claim_again_after: None,
-        })
+    /// Runs a statement that claims jobs. Reads each row when the next one arrives: a thousand rows would not fit into the
+    /// processor's caches (bench/RESULTS.md, "The client").
+    pub(super) async fn claim(
+        &self,
+        query: Query<'_, Postgres, PgArguments>,
+        connection: &mut PgConnection,
+    ) -> sqlx::Result<Claimed> {
+        let tasks = self.lanes.tasks();
+        let mut reader = JobReader::new(&tasks.names);
+        let (mut jobs, mut claimed) = (Vec::new(), 0);
+        let mut rows = query.fetch(connection);
+        let mut last = rows.try_next().await?.ok_or(sqlx::Error::RowNotFound)?;
+        while let Some(row) = rows.try_next().await? {
+            claimed += 1;
+            jobs.extend(reader.read(&last)?.map(Arc::new));
+            last = row;
+        }
+        Ok(Claimed { jobs, rows: claimed, about: last })
     }
 
     async fn held(&self, connection: &mut PgConnection) -> Result<(Vec<Job>, Vec<i32>), Error> {
@@ -1030,7 +914,7 @@ impl Exchange {
     }
 
     /// The tasks that may run more jobs and, if any task has a limit, how many more jobs of each.
-    fn tasks_and_limits(&self, request: &ClaimRequest) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
+    pub(super) fn tasks_and_limits(&self, request: &ClaimRequest) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
         let tasks = self.lanes.tasks();
         if request.limits.is_empty() {
             return (tasks.ids.clone(), None);
@@ -1046,11 +930,8 @@ impl Exchange {
 
     pub(super) fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
         let tasks = self.lanes.tasks();
-        let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
-            let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
-            rows::job(row, Some(identifier.clone())).map(Some)
-        };
-        rows.iter().filter_map(|row| known(row).transpose()).collect()
+        let mut reader = JobReader::new(&tasks.names);
+        rows.iter().filter_map(|row| reader.read(row).transpose()).collect()
     }
 
     /// Whether this worker may hold jobs that it does not know.
@@ -1101,17 +982,30 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
     }
 }
 
-/// How many milliseconds a job of each limited queue took on average.
-fn mean_run_times(report: &Report) -> HashMap<i32, f64> {
-    let mut totals: HashMap<i32, (f64, u32)> = HashMap::new();
-    for ended in report.ended.iter().filter(|ended| ended.settlement.has_run()) {
-        if let Some(queue) = ended.job.limited_queue() {
-            let (total, jobs) = totals.entry(queue).or_default();
-            *total += ended.ran.as_secs_f64() * 1e3;
-            *jobs += 1;
-        }
-    }
-    totals.into_iter().map(|(queue, (total, jobs))| (queue, total / f64::from(jobs))).collect()
+/// The rows of a statement that claims jobs.
+pub(super) struct Claimed {
+    /// Those whose tasks are known.
+    pub(super) jobs: Vec<Arc<Job>>,
+    /// How many were claimed.
+    rows: usize,
+    /// The last row, which is about the claim itself.
+    pub(super) about: PgRow,
+}
+
+fn answer(jobs: Vec<Arc<Job>>, about: &PgRow) -> sqlx::Result<Answer> {
+    Ok(Answer {
+        jobs,
+        blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+        blocked_queues: about.try_get("blocked_queues")?,
+        rejected_jobs: about.try_get("rejected_jobs")?,
+        missed_jobs: HashSet::new(),
+        contended: about.try_get("contended")?,
+        clock: about.try_get("clock")?,
+        is_partial: false,
+        nothing_waits: false,
+        took: Duration::ZERO,
+        claim_again_after: None,
+    })
 }
 
 /// The jobs that a short exchange has not found at their places.

@@ -75,7 +75,7 @@ pub(crate) struct ClaimRequest {
 /// The database's answer to an exchange.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<Arc<Job>>,
     /// Reported jobs, and queues to free, that were not written because another transaction has locked their rows.
     pub(crate) blocked_jobs: HashSet<i64>,
     pub(crate) blocked_queues: Vec<i32>,
