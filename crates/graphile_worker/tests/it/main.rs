@@ -21,6 +21,7 @@ mod flags;
 mod hooks;
 mod inspect;
 mod job_key;
+mod limits_api;
 mod lock_age;
 mod migrate;
 mod named_queues;
