@@ -175,6 +175,14 @@ pub enum Error {
         problem: String,
     },
 
+    /// A limit is invalid, or its task or group does not exist.
+    #[error("{problem}")]
+    #[non_exhaustive]
+    InvalidLimit {
+        /// What is wrong and what to do.
+        problem: String,
+    },
+
     /// Invalid or unsupported connection parameters: in a connection string, a `PG…` variable or a service file.
     #[error("invalid connection parameters: {problem}")]
     #[non_exhaustive]
@@ -428,6 +436,17 @@ impl Error {
     /// Whether the server, the database or the role has reached its connection limit.
     pub(crate) fn is_out_of_connections(&self) -> bool {
         self.has_code(&["53300"])
+    }
+
+    /// The same for a rejected limit, in one sentence after another.
+    pub(crate) fn of_limit(self) -> Error {
+        if !self.has_code(&["GWBLI"]) {
+            return self;
+        }
+        let Error::Database { source: sqlx::Error::Database(error), .. } = &self else { return self };
+        let hint = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().and_then(|error| error.hint());
+        let problem = [Some(error.message()), hint].into_iter().flatten().collect::<Vec<_>>().join(" ");
+        Error::InvalidLimit { problem }
     }
 
     /// Whether the server rejected the login. A running worker keeps its outcomes and retries: the password may have been

@@ -46,6 +46,7 @@
 //! | use the job, the pool or your own values in a handler | [`WorkerContext`] |
 //! | configure and run a worker | [`WorkerOptions`], [`Worker`] |
 //! | add, change, list and remove jobs | [`WorkerUtils`], [`JobSpec`] |
+//! | limit how many jobs run at a time, or start in a period, in all workers | [`Limit`], [`WorkerOptions::limit`] |
 //! | schedule recurring jobs | [`Cron`], [`parse_crontab`] |
 //! | observe events and override outcomes | [`HookRegistry`] |
 //! | find out why a job does not run | [`WorkerUtils::why`] |
@@ -63,6 +64,7 @@ mod flags;
 pub mod hooks;
 mod inspect;
 mod job;
+mod limits;
 mod options;
 mod port_names;
 mod recovery;
@@ -92,6 +94,12 @@ pub use db::executor::{UtilsExecutor, WithinSqlx};
 #[cfg(feature = "tokio-postgres")]
 pub use db::tokio_postgres::WithinTokioPostgres;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, WorkerUtils, add_job};
+
+// Limits.
+pub use inspect::limits::LimitSummary;
+pub use limits::Limit;
+#[doc(hidden)]
+pub use limits::LimitChange;
 
 // Recurring jobs.
 pub use cron::clock::TestClock;

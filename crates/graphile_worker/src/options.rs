@@ -10,6 +10,7 @@ use crate::db::connect::{self, DatabaseConfig, PasswordFunction};
 use crate::db::session::ANSWER_TIMEOUT;
 use crate::flags::{FlagSettings, Flags};
 use crate::hooks::{Event, HookRegistry, Plugin};
+use crate::limits::Limit;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::schema::upgrade;
 use crate::shutdown::{self, ShutdownSignal, WorkerShutdownConfig};
@@ -61,6 +62,7 @@ pub struct WorkerOptions {
     pub(crate) task_source: Option<Box<dyn TaskSource>>,
     pub(crate) task_options: HashMap<String, TaskOptions>,
     pub(crate) repeatable_tasks: RepeatableTasks,
+    pub(crate) limits: Vec<Limit>,
     pub(crate) extensions: Extensions,
     pub(crate) hooks: HookRegistry,
     pub(crate) crontabs: Vec<Crontab>,
@@ -113,6 +115,7 @@ impl Default for WorkerOptions {
             task_source: None,
             task_options: HashMap::new(),
             repeatable_tasks: RepeatableTasks::default(),
+            limits: Vec::new(),
             extensions: Extensions::default(),
             hooks: HookRegistry::new(),
             crontabs: Vec::new(),
@@ -302,6 +305,23 @@ impl WorkerOptions {
     /// logged.
     pub fn repeatable_tasks(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> WorkerOptions {
         self.repeatable_tasks.add(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a limit for all workers when this worker starts. Replaces an earlier limit of these options with the same name.
+    ///
+    /// Limits are stored in the database. If two workers have different settings for the same limit, those of the worker that
+    /// started last apply, and it logs a line. A limit stays if you remove this call:
+    /// [`WorkerUtils::drop_limit`](crate::WorkerUtils::drop_limit) and `graphile-worker limit drop` drop it. Pauses stay, too.
+    ///
+    /// ```
+    /// # use graphile_worker::{Limit, WorkerOptions};
+    /// let options = WorkerOptions::default().limit(Limit::task("send_email").concurrency(5));
+    /// # drop(options);
+    /// ```
+    pub fn limit(mut self, limit: Limit) -> WorkerOptions {
+        self.limits.retain(|earlier| earlier.name() != limit.name());
+        self.limits.push(limit);
         self
     }
 
@@ -679,6 +699,7 @@ impl WorkerOptions {
         if self.poll_interval.is_zero() {
             return Err(invalid("poll_interval", "is zero, must be greater than zero"));
         }
+        self.limits.iter().try_for_each(Limit::check)?;
         self.flags.check()?;
         self.recovery.check()
     }

@@ -5,6 +5,8 @@
 -- then uses the primary key, one key its index. Rare jobs without an index require a scan of the table (0.2 s for a
 -- million jobs).
 --
+-- The queue of a job under a limit is that of its lane, also while the lane waits for the end of the queue that it replaces.
+--
 -- A worker that runs a job of a repeatable task may only have locked its row: `xmax` then names the open transaction of one of
 -- its deferred lanes.
 with lanes as materialized (
@@ -15,7 +17,14 @@ with lanes as materialized (
     and activity.application_name like 'graphile\_worker % deferred _'
 )
 select
-  jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, state.name as state, jobs.priority,
+  jobs.id, tasks.identifier as task_identifier, coalesce(
+    lane.queue_name,
+    case when job_queues.queue_name like 'replaced by lane %' then (
+      select replaced.queue_name from :"schema"._rs_lanes as replaced where replaced.old_queue_id = jobs.job_queue_id
+    ) end,
+    job_queues.queue_name
+  ) as queue_name,
+  state.name as state, jobs.priority,
   jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
   jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at,
   coalesce(jobs.locked_by, lanes.worker_id) as locked_by, jobs.revision,
@@ -24,6 +33,7 @@ select
 from :"schema"._private_jobs as jobs
 join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
 left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
+left join :"schema"._rs_lanes as lane on lane.id = jobs.job_queue_id
 left join lanes on lanes.transactionid = jobs.xmax
 cross join lateral (
   select case
@@ -36,7 +46,12 @@ cross join lateral (
 ) as state
 where ($1::text[] is null or state.name = any ($1))
   and ($2::text is null or jobs.task_id = (select id from :"schema"._private_tasks where identifier = $2))
-  and ($3::text is null or jobs.job_queue_id = (select id from :"schema"._private_job_queues where queue_name = $3))
+  and ($3::text is null or jobs.job_queue_id = any (array(
+    select id from :"schema"._private_job_queues where queue_name = $3
+    union all select lane_ids.id from :"schema"._rs_lanes as of_queue
+    cross join lateral pg_catalog.unnest(array[of_queue.id, of_queue.old_queue_id]) as lane_ids (id)
+    where of_queue.queue_name = $3
+  )))
   and ($4::text is null or jobs.key = $4)
   and (
     $5::text is null

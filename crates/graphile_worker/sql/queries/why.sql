@@ -12,10 +12,63 @@ with job as (
   from :"schema"._private_jobs as jobs
   join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
   where jobs.id = $1::bigint
+), lane as (
+  select lanes.* from :"schema"._rs_lanes as lanes
+  where lanes.id = (select job_queue_id from job) or lanes.old_queue_id = (select job_queue_id from job)
 ), queue as (
+  -- That of the job, or that which its lane replaces.
   select job_queues.*, job_queues.xmax as locker, job_queues.tableoid as relation
   from :"schema"._private_job_queues as job_queues
-  where job_queues.id = (select job_queue_id from job)
+  where job_queues.id = coalesce((select old_queue_id from lane), (select job_queue_id from job))
+), own_limits as (
+  select limits.* from :"schema"._rs_limits as limits
+  where not limits.is_dropped and (
+    limits.name = 'all'
+    or limits.task_id = (select task_id from job)
+    or limits.id = coalesce(
+      (select limit_id from lane),
+      :"schema"._rs_limit_of_queue(coalesce((select queue_name from lane), (select queue_name from queue)))
+    )
+  )
+), in_use as materialized (
+  select jobs.job_queue_id as lane_id, jobs.task_id, count(*) as jobs
+  from :"schema"._private_jobs as jobs
+  where jobs.locked_at is not null and jobs.job_queue_id < 0 and exists (select from job)
+  group by jobs.job_queue_id, jobs.task_id
+), counted as (
+  -- Counted as a claim counts: see `_rs_claim_from_lanes`.
+  select
+    limits.name, limits.concurrency, limits.rate, limits.per, limits.burst, limits.tat,
+    limits.paused_at, limits.paused_until, limits.paused_by, 1 as cost,
+    (select sum(in_use.jobs) from in_use where in_use.task_id = limits.task_id) as in_use
+  from own_limits as limits where limits.name not like 'queue:%'
+  union all
+  -- A queue without a limit is serial.
+  select
+    coalesce(limits.name, 'queue:' || lane.queue_name), coalesce(limits.concurrency, 1), limits.rate, limits.per, limits.burst,
+    lane.tat, limits.paused_at, limits.paused_until, limits.paused_by, 1,
+    (select sum(in_use.jobs) from in_use where in_use.lane_id = lane.id)
+  from lane left join own_limits as limits on limits.id = lane.limit_id
+  where lane.queue_name is not null
+  union all
+  -- No worker has moved the job into a lane yet.
+  select
+    limits.name, limits.concurrency, null, null, null, null, limits.paused_at, limits.paused_until, limits.paused_by, 1, null
+  from own_limits as limits where limits.name like 'queue:%' and not exists (select from lane)
+  union all
+  select
+    groups.name, groups.concurrency, groups.rate, groups.per, groups.burst, groups.tat,
+    groups.paused_at, groups.paused_until, groups.paused_by,
+    (select sum(limits.cost) from own_limits as limits where limits.group_id = groups.id)::int,
+    (
+      select sum(members.cost * in_use.jobs)
+      from :"schema"._rs_limits as members
+      left join :"schema"._rs_lanes as lanes on lanes.limit_id = members.id
+      join in_use on in_use.task_id = members.task_id or in_use.lane_id = lanes.id
+      where members.group_id = groups.id
+    )
+  from :"schema"._rs_limits as groups
+  where groups.id in (select limits.group_id from own_limits as limits where limits.group_id is not null)
 ), transactions as (
   select
     locks.transactionid, locks.virtualtransaction,
@@ -82,7 +135,7 @@ with job as (
 )
 select
   now() as now,
-  job.id, job.task_identifier, queue.queue_name, job.priority,
+  job.id, job.task_identifier, coalesce(lane.queue_name, queue.queue_name) as queue_name, job.priority,
   case
     when job.locked_at is not null then 'running'
     when job.attempts >= job.max_attempts then 'failed'
@@ -97,7 +150,7 @@ select
   queue.locked_at as queue_locked_at, queue.locked_by as queue_locked_by,
   case when queue.locked_at is not null then (
     select min(running.id) from :"schema"._private_jobs as running
-    where running.job_queue_id = job.job_queue_id and running.locked_at is not null
+    where running.job_queue_id = queue.id and running.locked_at is not null
   ) end as queue_job_id,
   (select holders::text from row_locks where what = 'job') as row_lock,
   (select holders::text from row_locks where what = 'queue') as queue_row_lock,
@@ -128,6 +181,25 @@ select
     left join connected using (worker_id)
     left join held using (worker_id)
   ) as workers,
+  coalesce(job.job_queue_id < 0, false) as is_in_lane,
+  (
+    select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+      'name', counted.name, 'concurrency', counted.concurrency, 'in_use', coalesce(counted.in_use, 0), 'cost', counted.cost,
+      'rate', counted.rate, 'per_seconds', extract(epoch from counted.per)::float8, 'room', room.n,
+      'next_seconds', extract(epoch from room.next_at - now())::float8,
+      'paused_seconds', case when counted.paused_until > now() then
+        extract(epoch from now() - counted.paused_at)::float8
+      end,
+      'resumed_seconds', case when counted.paused_until > now() and counted.paused_until < 'infinity' then
+        extract(epoch from counted.paused_until - now())::float8
+      end,
+      'paused_by', counted.paused_by
+    ) order by counted.name), '[]')::text
+    from counted
+    cross join lateral :"schema"._rs_room(
+      counted.concurrency, counted.in_use::bigint, counted.rate, counted.per, counted.burst, counted.tat, null
+    ) as room
+  ) as limits,
   -- Node's workers, and all other sessions that listen for jobs in this database.
   (
     select count(*) from pg_stat_activity
@@ -136,4 +208,5 @@ select
   (select max(registered.last_heartbeat_at) from registered) as last_heartbeat_at
 from (select) as one
 left join job on true
+left join lane on true
 left join queue on true;

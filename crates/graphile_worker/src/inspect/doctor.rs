@@ -2,6 +2,7 @@
 //! as the role may; `judge` decides and is pure.
 
 use crate::db::quote_identifier;
+use crate::db::rows::texts;
 use crate::db::session;
 use crate::error::{CONNECTIONS_OF_A_WORKER, Context};
 use crate::inspect::reasons::program;
@@ -173,6 +174,19 @@ struct Jobs {
     stale_queues: i64,
     failed: i64,
     workers: Vec<WorkerSummary>,
+    limits: Limits,
+}
+
+/// Names of limits and pauses.
+#[derive(Debug, Clone, Default)]
+struct Limits {
+    all: Vec<String>,
+    /// Those that no job and no worker uses.
+    unused: Vec<String>,
+    /// Pauses without an end that are older than a day.
+    long_paused: Vec<String>,
+    /// Sessions that listen for jobs: the workers, also idle ones of Node's.
+    listeners: i64,
 }
 
 impl WorkerUtils {
@@ -245,7 +259,11 @@ impl WorkerUtils {
         let rows = session::fetch_all_safely_on(connection, statements.is_pooled, query).await;
         let row = rows.and_then(|rows| rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
         let jobs = row.and_then(|row| jobs(&row)).context(|| "query the jobs".to_owned())?;
-        Ok(Jobs { workers: self.list_workers_on(connection, DEAD_AFTER).await?, ..jobs })
+        let query = statements.doctor_limits.query();
+        let rows = session::fetch_all_safely_on(connection, statements.is_pooled, query).await;
+        let row = rows.and_then(|rows| rows.into_iter().next().ok_or(sqlx::Error::RowNotFound));
+        let limits = row.and_then(|row| limits(&row)).context(|| "query the limits".to_owned())?;
+        Ok(Jobs { workers: self.list_workers_on(connection, DEAD_AFTER).await?, limits, ..jobs })
     }
 }
 
@@ -310,6 +328,16 @@ fn jobs(row: &PgRow) -> sqlx::Result<Jobs> {
         stale_queues: row.try_get("stale_queues")?,
         failed: row.try_get("failed")?,
         workers: Vec::new(),
+        limits: Limits::default(),
+    })
+}
+
+fn limits(row: &PgRow) -> sqlx::Result<Limits> {
+    Ok(Limits {
+        all: texts(row, "names")?,
+        unused: texts(row, "unused")?,
+        long_paused: texts(row, "long_paused")?,
+        listeners: row.try_get("listeners")?,
     })
 }
 
@@ -362,7 +390,12 @@ fn judge(facts: &Facts) -> Vec<DoctorCheck> {
             problem.clone(),
             "See the checks of the schema and the role above.".to_owned(),
         )),
-        Some(Ok(jobs)) => checks.extend([workers(jobs), lag(jobs), stale_locks(jobs), failed_jobs(jobs)]),
+        Some(Ok(jobs)) => {
+            checks.extend([workers(jobs), lag(jobs), stale_locks(jobs), failed_jobs(jobs)]);
+            checks.push(limit_use(&jobs.limits, &facts.schema));
+            checks.push(pauses(&jobs.limits, &facts.schema));
+            checks.extend(workers_of_limited_jobs(jobs));
+        }
     }
     checks
 }
@@ -833,6 +866,63 @@ fn failed_jobs(jobs: &Jobs) -> DoctorCheck {
     })
 }
 
+fn limit_use(limits: &Limits, schema: &str) -> DoctorCheck {
+    let Limits { all, unused, .. } = limits;
+    let found = match (all.len(), unused.len()) {
+        (0, _) => "none".to_owned(),
+        (all, 0) => format!("{all}, all in use"),
+        (all, _) => format!("{all}; no job and no worker uses {}", some_of(unused)),
+    };
+    let measure = if unused.is_empty() { 0.0 } else { 1.0 };
+    DoctorCheck::by(measure, (1.0, 2.0), "limits", found, || {
+        format!("Check the spelling of the names, or run `{} limit drop NAME`.", program(schema))
+    })
+}
+
+fn pauses(limits: &Limits, schema: &str) -> DoctorCheck {
+    let paused = &limits.long_paused;
+    if paused.is_empty() {
+        return DoctorCheck::ok("pauses", "none without an end for more than a day".to_owned());
+    }
+    let found = format!("without an end, for more than a day: {}", some_of(paused));
+    let program = program(schema);
+    let advice = format!("See `{program} limit list`; to end a pause, run `{program} resume NAME`.");
+    DoctorCheck::advice("pauses", found, advice)
+}
+
+/// Whether workers are there that run jobs under limits, and whether others never will. `None` without limits.
+fn workers_of_limited_jobs(jobs: &Jobs) -> Option<DoctorCheck> {
+    let name = "limited_jobs";
+    let limits = jobs.limits.all.iter().any(|limit| limit != "all");
+    if !limits {
+        return None;
+    }
+    let is_registered = |worker: &&WorkerSummary| worker.last_heartbeat_at.is_some();
+    let is_gone = |worker: &&WorkerSummary| matches!(worker.state, WorkerState::Stale | WorkerState::Dead);
+    let with_recovery = jobs.workers.iter().filter(|worker| is_registered(worker) && !is_gone(worker)).count();
+    let ours = jobs.workers.iter().filter(|worker| worker.worker_id.starts_with("rs-") && !is_gone(worker)).count();
+    let others = jobs.workers.iter().filter(|worker| !worker.worker_id.starts_with("rs-")).count();
+    // An idle worker of Node's only listens.
+    let nodes = others.max((jobs.limits.listeners - ours as i64).try_into().unwrap_or(0));
+    if nodes > 0 {
+        let found = format!("{nodes} of Node's workers in the fleet: they never run jobs that are under a limit");
+        let advice = "Run enough workers of this release for these tasks, or drop the limits. A pause of `all` does not stop Node's workers.";
+        return Some(DoctorCheck::advice(name, found, advice.to_owned()));
+    }
+    if with_recovery == 0 {
+        let found = "no worker with recovery is registered".to_owned();
+        let advice = "Start a worker with recovery: without it, a killed worker takes up its limits for 4 hours.";
+        return Some(DoctorCheck::advice(name, found, advice.to_owned()));
+    }
+    Some(DoctorCheck::ok(name, format!("workers with recovery that run them: {with_recovery}")))
+}
+
+/// The first few names.
+fn some_of(names: &[String]) -> String {
+    let more = if names.len() > 5 { ", …" } else { "" };
+    names[..names.len().min(5)].join(", ") + more
+}
+
 fn bytes(bytes: i64) -> String {
     let units = ["bytes", "kB", "MB", "GB", "TB"];
     let mut size = bytes as f64;
@@ -953,6 +1043,57 @@ mod tests {
         assert_eq!(table(1_000_000, Some(0.0)), DoctorLevel::Ok, "small");
         assert_eq!(table(1_000_000_000, Some(9e8)), DoctorLevel::Ok, "full");
         assert_eq!(table(1_000_000_000, None), DoctorLevel::Ok, "unknown");
+    }
+
+    #[test]
+    fn limits_that_nothing_uses_and_old_pauses_get_advice() {
+        let names = |count: usize| (0..count).map(|n| format!("task:{n}")).collect::<Vec<_>>();
+        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), listeners: 0 };
+        let unused = limit_use(&limits, "graphile_worker");
+        assert_eq!(unused.found, "9; no job and no worker uses task:0, task:1, task:2, task:3, task:4, …");
+        assert_eq!(level(unused), DoctorLevel::Advice);
+        assert_eq!(level(pauses(&limits, "graphile_worker")), DoctorLevel::Advice);
+        for fine in [Limits::default(), Limits { all: names(1), ..Limits::default() }] {
+            assert_eq!(level(limit_use(&fine, "graphile_worker")), DoctorLevel::Ok);
+            assert_eq!(level(pauses(&fine, "graphile_worker")), DoctorLevel::Ok);
+        }
+    }
+
+    #[test]
+    fn limited_jobs_need_workers_of_ours_with_recovery() {
+        let worker = |worker_id: &str, is_registered: bool| WorkerSummary {
+            worker_id: worker_id.to_owned(),
+            state: WorkerState::Alive,
+            version: None,
+            host: None,
+            pid: None,
+            slots: None,
+            tasks: None,
+            started_at: None,
+            last_heartbeat_at: is_registered.then(|| DateTime::from_timestamp(0, 0).expect("a time")),
+            heartbeat_seconds: None,
+            is_connected: Some(true),
+            jobs: 0,
+            queues: 0,
+            holds_since: None,
+            of_rust_port: false,
+        };
+        let found = |workers: Vec<WorkerSummary>, listeners| {
+            let limits = Limits { all: vec!["task:t".to_owned()], listeners, ..Limits::default() };
+            let check = workers_of_limited_jobs(&Jobs { workers, limits, ..Jobs::default() }).expect("a check");
+            (check.found.clone(), level(check))
+        };
+        let (live, unregistered, node) =
+            (worker("rs-live-1", true), worker("rs-worker-1", false), worker("worker-1", false));
+        assert_eq!(
+            found(vec![live.clone()], 1),
+            ("workers with recovery that run them: 1".to_owned(), DoctorLevel::Ok)
+        );
+        assert!(found(vec![unregistered], 1).0.starts_with("no worker with recovery"));
+        assert!(found(vec![], 0).0.starts_with("no worker with recovery"));
+        assert!(found(vec![live.clone(), node], 1).0.starts_with("1 of Node's workers"));
+        assert!(found(vec![live], 3).0.starts_with("2 of Node's workers"), "idle ones");
+        assert_eq!(workers_of_limited_jobs(&Jobs::default()), None);
     }
 
     #[test]

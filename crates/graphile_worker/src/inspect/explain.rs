@@ -43,11 +43,62 @@ struct Facts {
     queue_locked_at: Option<DateTime<Utc>>,
     queue_locked_by: Option<String>,
     queue_job_id: Option<i64>,
+    is_in_lane: bool,
+    limits: Vec<SeenLimit>,
     ahead: i64,
     workers: Vec<SeenWorker>,
     /// Sessions that listen for jobs.
     listeners: i64,
     last_heartbeat_at: Option<DateTime<Utc>>,
+}
+
+/// A limit or a pause that the job is under.
+#[derive(Debug, Clone, Default, Deserialize)]
+struct SeenLimit {
+    name: String,
+    concurrency: Option<i64>,
+    in_use: i64,
+    /// How much the job takes of it.
+    cost: i64,
+    rate: Option<i64>,
+    per_seconds: Option<f64>,
+    /// `None` for any number.
+    room: Option<i64>,
+    /// When the next job may start, if none may now because of the rate.
+    next_seconds: Option<f64>,
+    /// Since when it is paused.
+    paused_seconds: Option<f64>,
+    /// When the pause ends.
+    resumed_seconds: Option<f64>,
+    paused_by: Option<String>,
+}
+
+impl SeenLimit {
+    fn pause(&self) -> Option<WhyReason> {
+        Some(WhyReason::Paused {
+            limit: self.name.clone(),
+            seconds: self.paused_seconds?,
+            resumed_after: self.resumed_seconds,
+            by: self.paused_by.clone(),
+        })
+    }
+
+    /// Whether the job has to wait for others to end, or for the rate.
+    fn reached(&self) -> Option<WhyReason> {
+        if self.paused_seconds.is_some() || self.room.is_none_or(|room| room >= self.cost) {
+            return None;
+        }
+        let lacks_slots = self.concurrency.is_some_and(|concurrency| self.in_use + self.cost > concurrency);
+        Some(WhyReason::LimitReached {
+            limit: self.name.clone(),
+            concurrency: self.concurrency.filter(|_| lacks_slots),
+            in_use: self.in_use,
+            cost: self.cost,
+            rate: self.rate,
+            per_seconds: self.per_seconds,
+            next_after: self.next_seconds,
+        })
+    }
 }
 
 /// A worker that is registered or connected, or holds locks.
@@ -183,6 +234,11 @@ impl SeenWorker {
 
     fn is_alive(&self) -> bool {
         self.is_registered && self.state() == WorkerState::Alive
+    }
+
+    /// Whether it is one of ours, by its id. An unknown one is Node's, or one of the Rust port.
+    fn may_run_limited_jobs(&self) -> bool {
+        self.worker_id.starts_with("rs-") && !matches!(self.state(), WorkerState::Dead | WorkerState::Stale)
     }
 
     fn runs(&self, task: &str) -> Option<bool> {
@@ -325,6 +381,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
         holders.iter().find_map(|holder| Some((holder.deferred_lane_of()?.to_owned(), holder.seconds)))
     };
     let workers: String = row.try_get("workers")?;
+    let limits: String = row.try_get("limits")?;
     Ok(Facts {
         now: time(row, "now")?,
         job: if id.is_some() { Some(summary(row)?) } else { None },
@@ -335,6 +392,8 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
         queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: optional_text(row, "queue_locked_by")?,
         queue_job_id: row.try_get("queue_job_id")?,
+        is_in_lane: row.try_get("is_in_lane")?,
+        limits: serde_json::from_str(&limits).map_err(decode)?,
         ahead: 0,
         workers: serde_json::from_str(&workers).map_err(decode)?,
         listeners: row.try_get("listeners")?,
@@ -363,17 +422,21 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         return vec![WhyReason::AttemptsUsedUp { attempts, max_attempts: job.max_attempts, last_error }];
     }
     let mut reasons = Vec::new();
+    let pauses = facts.limits.iter().filter_map(SeenLimit::pause);
     if job.state != JobState::Ready {
         reasons.push(WhyReason::NotDue { run_at: job.run_at, seconds: -since(job.run_at), attempts, last_error });
+        reasons.extend(pauses);
         reasons.extend(no_worker_for_task(facts, job));
         return reasons;
     }
     reasons.extend(facts.table_lock.clone());
     reasons.extend(row_locked);
+    reasons.extend(pauses);
     let no_worker = no_worker_for_task(facts, job);
     let has_worker = no_worker.is_none();
     reasons.extend(no_worker);
     reasons.extend(queue_is_held(facts, job));
+    reasons.extend(facts.limits.iter().filter_map(SeenLimit::reached));
     if has_worker {
         reasons.extend(no_free_worker(facts, job));
     }
@@ -412,7 +475,10 @@ fn should_run(facts: &Facts, job: &JobSummary) -> WhyReason {
 
 fn no_worker_for_task(facts: &Facts, job: &JobSummary) -> Option<WhyReason> {
     let task = &job.task_identifier;
-    // An unregistered worker may run any task.
+    // An unregistered worker may run any task, but Node's never run a job under a limit.
+    if facts.is_in_lane && facts.others() > 0 && !facts.workers.iter().any(SeenWorker::may_run_limited_jobs) {
+        return Some(WhyReason::OnlyNodesWorkers { workers: facts.others() });
+    }
     if facts.others() > 0 || facts.alive().any(|worker| worker.runs(task) != Some(false)) {
         return None;
     }
@@ -561,6 +627,8 @@ mod tests {
             queue_locked_at: None,
             queue_locked_by: None,
             queue_job_id: None,
+            is_in_lane: false,
+            limits: Vec::new(),
             ahead: 0,
             workers: vec![registered("w", 3.0)],
             listeners: 1,
@@ -806,6 +874,100 @@ mod tests {
             (facts.workers[0].jobs, facts.workers[0].jobs_of_task) = (1, 1);
         });
         assert!(said[0].contains("1 of 1 (`max_concurrent`)"), "{said:?}");
+    }
+
+    fn limited(limit: SeenLimit) -> (Vec<String>, String) {
+        let change = |facts: &mut Facts, _: &mut JobSummary| {
+            facts.is_in_lane = true;
+            facts.limits = vec![limit.clone()];
+        };
+        (explained(change), fixed(change))
+    }
+
+    #[test]
+    fn a_job_whose_limit_is_reached() {
+        let slots = SeenLimit {
+            name: "task:t".to_owned(),
+            concurrency: Some(5),
+            in_use: 5,
+            cost: 1,
+            room: Some(0),
+            ..SeenLimit::default()
+        };
+        let (said, fix) = limited(slots.clone());
+        assert_eq!(
+            said,
+            [
+                "The limit task:t is reached: 5 of 5 are in use. The next slot is free when one of its running jobs ends."
+            ]
+        );
+        assert_eq!(fix, "To see limits and their use: graphile-worker limit list");
+        let (said, _) =
+            limited(SeenLimit { name: "group:g".to_owned(), in_use: 4, cost: 2, room: Some(1), ..slots.clone() });
+        assert!(said[0].contains("4 of 5 are in use, and the job needs 2"), "{said:?}");
+        let rate = SeenLimit { concurrency: None, rate: Some(100), per_seconds: Some(60.0), ..slots.clone() };
+        let (said, _) = limited(SeenLimit { next_seconds: Some(3.2), ..rate.clone() });
+        assert_eq!(said, ["The limit task:t lets 100 jobs start in 1m. The next one may start in 3s."]);
+        let (said, _) = limited(SeenLimit { cost: 3, room: Some(2), ..rate });
+        assert!(said[0].ends_with("The job needs 3 of them at once."), "{said:?}");
+        let (said, _) = limited(SeenLimit { room: Some(1), ..slots });
+        assert!(said[0].starts_with("Nothing blocks it"), "{said:?}");
+    }
+
+    #[test]
+    fn a_job_that_is_paused() {
+        let paused = |name: &str| SeenLimit {
+            name: name.to_owned(),
+            cost: 1,
+            room: Some(0),
+            paused_seconds: Some(300.0),
+            paused_by: Some("ann".to_owned()),
+            ..SeenLimit::default()
+        };
+        for (name, what) in [
+            ("all", "All jobs are paused"),
+            ("task:t", "The task \"t\" is paused"),
+            ("queue:q", "The queue \"q\" is paused"),
+            ("queue:q*", "The queues \"q*\" are paused"),
+            ("group:g", "The group \"g\" is paused"),
+        ] {
+            let (said, _) = limited(paused(name));
+            assert_eq!(
+                said,
+                [format!("{what} until they are resumed; role ann paused them 5m ago.").replace(
+                    "they are resumed; role ann paused them",
+                    if name == "all" || name.ends_with('*') {
+                        "they are resumed; role ann paused them"
+                    } else {
+                        "it is resumed; role ann paused it"
+                    },
+                )]
+            );
+        }
+        let (said, fix) = limited(SeenLimit { resumed_seconds: Some(7_200.0), ..paused("queue:tenant:*") });
+        assert_eq!(said, ["The queues \"tenant:*\" are paused for 2h more; role ann paused them 5m ago."]);
+        assert_eq!(fix, "To resume: graphile-worker resume 'queue:tenant:*'");
+        let later = explained(|facts, job| {
+            facts.limits = vec![paused("all")];
+            job.state = JobState::Scheduled;
+            job.run_at = now() + TimeDelta::minutes(90);
+        });
+        assert!(later[0].starts_with("It is not due yet") && later[1].starts_with("All jobs are paused"), "{later:?}");
+    }
+
+    #[test]
+    fn a_job_under_a_limit_beside_nodes_workers_only() {
+        let said = |is_in_lane, worker_id: &str| {
+            explained(|facts, _| {
+                facts.is_in_lane = is_in_lane;
+                let worker_id = worker_id.to_owned();
+                facts.workers = vec![SeenWorker { worker_id, is_connected: Some(true), ..SeenWorker::default() }];
+            })
+        };
+        let node = said(true, "worker-1");
+        assert!(node[0].starts_with("Only Node's workers are visible (1)"), "{node:?}");
+        assert!(said(false, "worker-1")[0].starts_with("Nothing visible blocks it"));
+        assert!(said(true, "rs-worker-1")[0].starts_with("Nothing visible blocks it"));
     }
 
     #[test]

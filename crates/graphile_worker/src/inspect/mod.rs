@@ -1,10 +1,11 @@
 //! Reads the queue for people and dashboards: jobs, counts, queues and workers. Read only, without locks.
 //!
-//! Everything serializes to JSON under its field names. `explain` finds out why a job does not run, `reasons` has what
+//! Everything serializes to JSON under its field names. `limits` reads limits and their use, `explain` finds out why a job does not run, `reasons` has what
 //! each reason says, and `doctor` checks the server and the installation.
 
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod limits;
 pub(crate) mod reasons;
 
 use crate::db::rows::{optional_text, optional_time, text, texts, time};
@@ -196,6 +197,10 @@ pub struct JobDetails {
     pub queue_locked_at: Option<DateTime<Utc>>,
     /// The worker that locked its queue.
     pub queue_locked_by: Option<String>,
+    /// Whether limits decide when it starts: it is in a lane.
+    pub is_in_lane: bool,
+    /// The names of its limits, without those of groups.
+    pub limits: Vec<String>,
     /// How often it was recovered because its worker died.
     pub recoveries: i32,
     /// When it was last recovered.
@@ -269,8 +274,16 @@ pub struct QueueSummary {
     pub locked_at: Option<DateTime<Utc>>,
     /// The worker that locked it.
     pub locked_by: Option<String>,
-    /// The running job.
+    /// A running job.
     pub running_job_id: Option<i64>,
+    /// Number of running jobs.
+    pub running: i64,
+    /// How many of its jobs may run at the same time: 1 without a limit.
+    pub concurrency: i32,
+    /// The name of its limit, which may be that of a pattern.
+    pub limit: Option<String>,
+    /// Whether it is paused.
+    pub is_paused: bool,
 }
 
 /// Number of jobs added and deleted since the table's statistics were last reset. Two samples make a rate.
@@ -446,7 +459,7 @@ impl WorkerUtils {
         row.and_then(read).context(|| "read the statistics of jobs".to_owned())
     }
 
-    /// Lists at most `limit` queues: locked ones first, then those with the most waiting jobs.
+    /// Lists at most `limit` queues: those with a running job first, then those with the most waiting jobs.
     pub async fn list_queues(&self, limit: u32) -> Result<Vec<QueueSummary>, Error> {
         let query = self.statements()?.list_queues.query().bind(i64::from(limit));
         read(self.fetch_all(query).await, queue, || "list queues".to_owned())
@@ -509,6 +522,8 @@ fn details(row: &PgRow) -> sqlx::Result<JobDetails> {
         payload: RawValue::from_string(payload).map_err(|error| sqlx::Error::Decode(error.into()))?,
         queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: optional_text(row, "queue_locked_by")?,
+        is_in_lane: row.try_get("is_in_lane")?,
+        limits: texts(row, "limits")?,
         recoveries: row.try_get("recoveries")?,
         last_recovered_at: optional_time(row, "last_recovered_at")?,
     })
@@ -550,6 +565,10 @@ fn queue(row: &PgRow) -> sqlx::Result<QueueSummary> {
         locked_at: optional_time(row, "locked_at")?,
         locked_by: optional_text(row, "locked_by")?,
         running_job_id: row.try_get("running_job_id")?,
+        running: row.try_get("running")?,
+        concurrency: row.try_get("concurrency")?,
+        limit: optional_text(row, "limit_name")?,
+        is_paused: row.try_get("is_paused")?,
     })
 }
 

@@ -225,6 +225,39 @@ pub enum WhyReason {
         /// Their number, counted up to 10,000.
         jobs: i64,
     },
+    /// It is paused, by itself or with others.
+    Paused {
+        /// What is paused, such as `task:send_email`, or `all`.
+        limit: String,
+        /// Seconds since then.
+        seconds: f64,
+        /// Seconds until the pause ends; `None` if it has to be resumed.
+        resumed_after: Option<f64>,
+        /// The role that paused it.
+        by: Option<String>,
+    },
+    /// A limit lets no more jobs start now.
+    LimitReached {
+        /// Its name, such as `task:send_email`. A queue without a limit of its own is serial.
+        limit: String,
+        /// How many jobs may run at the same time, if that is why.
+        concurrency: Option<i64>,
+        /// Number of running jobs; in a group, the sum of their costs.
+        in_use: i64,
+        /// How much this job takes of it.
+        cost: i64,
+        /// How many jobs may start in a period.
+        rate: Option<i64>,
+        /// The period in seconds.
+        per_seconds: Option<f64>,
+        /// Seconds until the next job may start, if the rate is why.
+        next_after: Option<f64>,
+    },
+    /// It is under a limit, and all visible workers are Node's, which never run such a job.
+    OnlyNodesWorkers {
+        /// Their number.
+        workers: i64,
+    },
     /// No worker is visible.
     NoWorkers {
         /// Last heartbeat of a registered worker.
@@ -343,6 +376,19 @@ impl fmt::Display for WhyReason {
                 let (jobs, come) = counted(*jobs);
                 write!(f, "{jobs} {come} before it, by priority and time.")
             }
+            WhyReason::Paused { limit, seconds, resumed_after, by } => {
+                paused(f, limit, *seconds, *resumed_after, by.as_deref())
+            }
+            WhyReason::LimitReached { limit, concurrency, in_use, cost, rate, per_seconds, next_after } => {
+                match (concurrency, rate) {
+                    (Some(concurrency), _) => slots_used(f, limit, *concurrency, *in_use, *cost),
+                    _ => rate_used(f, limit, rate.zip(*per_seconds).unwrap_or_default(), *cost, *next_after),
+                }
+            }
+            WhyReason::OnlyNodesWorkers { workers } => write!(
+                f,
+                "Only Node's workers are visible ({workers}), and they never run a job that is under a limit."
+            ),
             WhyReason::NoWorkers { last_heartbeat_at } => no_workers(f, last_heartbeat_at.as_ref()),
             WhyReason::WorkersSilent { workers } => workers_silent(f, workers),
             WhyReason::NoWorkerKnowsTask { task_identifier, workers } => {
@@ -411,6 +457,53 @@ fn table_locked(
         write!(f, ", behind the session with pid {pid}")?;
     }
     write!(f, ", and all workers wait behind it.")
+}
+
+fn paused(
+    f: &mut fmt::Formatter<'_>,
+    limit: &str,
+    seconds: f64,
+    resumed_after: Option<f64>,
+    by: Option<&str>,
+) -> fmt::Result {
+    let (kind, name) = limit.split_once(':').unwrap_or((limit, ""));
+    let are_many = name.is_empty() || kind == "queue" && name.ends_with('*');
+    match (kind, are_many) {
+        (_, true) if name.is_empty() => write!(f, "All jobs are paused")?,
+        (_, true) => write!(f, "The queues {name:?} are paused")?,
+        (_, false) => write!(f, "The {kind} {name:?} is paused")?,
+    }
+    match resumed_after {
+        Some(after) => write!(f, " for {} more", format_duration(after))?,
+        None if are_many => write!(f, " until they are resumed")?,
+        None => write!(f, " until it is resumed")?,
+    }
+    let (by, it) = (by.unwrap_or("unknown"), if are_many { "them" } else { "it" });
+    write!(f, "; role {by} paused {it} {} ago.", format_duration(seconds))
+}
+
+fn slots_used(f: &mut fmt::Formatter<'_>, limit: &str, concurrency: i64, in_use: i64, cost: i64) -> fmt::Result {
+    write!(f, "The limit {limit} is reached: {in_use} of {concurrency} are in use")?;
+    if cost > 1 {
+        write!(f, ", and the job needs {cost}")?;
+    }
+    write!(f, ". The next slot is free when one of its running jobs ends.")
+}
+
+fn rate_used(
+    f: &mut fmt::Formatter<'_>,
+    limit: &str,
+    (jobs, seconds): (i64, f64),
+    cost: i64,
+    next_after: Option<f64>,
+) -> fmt::Result {
+    // A fraction of a second would be 0s.
+    let period = if seconds < 1.0 { format!("{seconds} s") } else { format_duration(seconds) };
+    write!(f, "The limit {limit} lets {} start in {period}.", plural(jobs, "job"))?;
+    match next_after {
+        Some(after) => write!(f, " The next one may start in {}.", format_duration(after)),
+        None => write!(f, " The job needs {cost} of them at once."),
+    }
 }
 
 fn no_workers(f: &mut fmt::Formatter<'_>, last_heartbeat_at: Option<&DateTime<Utc>>) -> fmt::Result {
@@ -558,6 +651,12 @@ pub fn program(schema: &str) -> String {
     }
 }
 
+/// A name, quoted for a shell if needed.
+fn shell_word(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-:./@".contains(c);
+    if name.chars().all(is_plain) { name.to_owned() } else { format!("'{}'", name.replace('\'', "'\\''")) }
+}
+
 /// What to do about the first reason for which there is advice.
 pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String> {
     let program = program(schema);
@@ -572,6 +671,9 @@ pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String
         WhyReason::TableLocked { holder, .. }
         | WhyReason::RowLocked { holder }
         | WhyReason::QueueRowLocked { holder, .. } => Some(holder.fix()),
+        WhyReason::Paused { limit, .. } => Some(format!("To resume: {program} resume {}", shell_word(limit))),
+        WhyReason::LimitReached { .. } => Some(format!("To see limits and their use: {program} limit list")),
+        WhyReason::OnlyNodesWorkers { .. } => Some(format!("Start a worker: {program}")),
         WhyReason::NoWorkers { .. } => Some(format!("Start a worker: {program}")),
         WhyReason::WorkersSilent { workers } => {
             let process = workers.iter().find_map(|worker| worker.host.as_ref().zip(worker.pid));

@@ -17,7 +17,7 @@ use crate::cron::{CronSettings, CronTask};
 use crate::hooks::WorkerStart;
 use crate::recovery::heartbeat::StartLease;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
@@ -199,7 +199,12 @@ impl Worker {
                 self.tasks.borrow().keys().cloned().collect(),
                 self.settings.answer_timeout,
             );
-            match opened.await {
+            let started = async {
+                let exchange = opened.await?;
+                self.set_limits().await?;
+                Ok(exchange)
+            };
+            match started.await {
                 Ok(exchange) => {
                     startup.succeeded();
                     return Ok(exchange);
@@ -207,6 +212,15 @@ impl Worker {
                 Err(error) => startup.wait_after(error).await?,
             }
         }
+    }
+
+    /// Sets the limits of the options, once: a worker that registers again, or runs again, does not replace limits that were set
+    /// in the meantime.
+    async fn set_limits(&self) -> Result<(), Error> {
+        let limits = self.settings.limits.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.shared.utils.set_limits_of_worker(&limits).await?;
+        self.settings.limits.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
     }
 
     fn with_new_id(&self) -> Worker {

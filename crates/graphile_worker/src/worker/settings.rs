@@ -4,8 +4,10 @@ use super::listener::ListenOn;
 use crate::cron::clock::Clock;
 use crate::db::session::Session;
 use crate::flags::FlagSettings;
+use crate::limits::Limit;
 use crate::recovery::WorkerRecoveryConfig;
 use crate::shutdown::ShutdownSignal;
+use std::sync::Mutex;
 use std::time::Duration;
 
 pub(crate) struct Settings {
@@ -26,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) longest_batch: Duration,
     /// Whether a lone job runs in a batch, too.
     pub(crate) always_batch: bool,
+    /// The limits that the worker has not set yet.
+    pub(crate) limits: Mutex<Vec<Limit>>,
     pub(crate) cron_clock: Clock,
     /// Whether the crontab file may define recurring jobs later, even if there are none now.
     pub(crate) crontab_may_change: bool,

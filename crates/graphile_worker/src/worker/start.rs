@@ -86,6 +86,7 @@ impl WorkerOptions {
                 keep_locks_fresh_after: self.keep_locks_fresh_after,
                 longest_batch: self.longest_batch.unwrap_or(LONGEST_BATCH),
                 always_batch: self.longest_batch.is_some(),
+                limits: self.limits.into(),
                 cron_clock: match self.cron_clock {
                     Some(clock) => Clock::Test(clock),
                     None if self.use_local_time => Clock::Local,

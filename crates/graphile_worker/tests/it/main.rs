@@ -22,6 +22,7 @@ mod hooks;
 mod inspect;
 mod job_key;
 mod limits;
+mod limits_api;
 mod lock_age;
 mod migrate;
 mod named_queues;
