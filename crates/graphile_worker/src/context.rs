@@ -16,7 +16,7 @@ use sqlx::{PgPool, Postgres, Transaction};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -103,12 +103,46 @@ impl OpenBatch {
 
 /// State of a running job.
 #[derive(Default)]
-struct RunState {
+pub(crate) struct RunState {
     /// Whether the handler completed the job in its own transaction.
     completed: AtomicBool,
     /// Notified when the handler must return now or be dropped.
     must_end: Notify,
     timeout: RunClock,
+    /// A `Cancelled`.
+    cancellation: AtomicU8,
+    cancellation_changed: Notify,
+}
+
+/// How far the cancellation of a running job has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cancelled {
+    /// The job was asked to stop.
+    Asked = 1,
+    /// The worker ends the job if it does not stop at once.
+    ByForce = 2,
+}
+
+impl RunState {
+    pub(crate) fn cancel(&self, how: Cancelled) {
+        self.cancellation.fetch_max(how as u8, Ordering::AcqRel);
+        self.cancellation_changed.notify_waiters();
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancellation.load(Ordering::Acquire) >= Cancelled::Asked as u8
+    }
+
+    async fn cancellation_reached(&self, how: Cancelled) {
+        loop {
+            let mut changed = std::pin::pin!(self.cancellation_changed.notified());
+            changed.as_mut().enable();
+            if self.cancellation.load(Ordering::Acquire) >= how as u8 {
+                return;
+            }
+            changed.await;
+        }
+    }
 }
 
 /// When the timeout of a run started.
@@ -160,9 +194,11 @@ impl WorkerContext {
         job: Arc<Job>,
         cancellation: CancellationToken,
         batch: Option<Arc<OpenBatch>>,
+        run_state: Arc<RunState>,
         shared: Arc<Shared>,
     ) -> WorkerContext {
-        WorkerContext { job, cancellation, batch, run_state: Arc::default(), shared }
+        run_state.timeout.set(Some(Instant::now()));
+        WorkerContext { job, cancellation, batch, run_state, shared }
     }
 
     /// The job.
@@ -191,7 +227,7 @@ impl WorkerContext {
         self.extension()
     }
 
-    /// Cancelled when the job should stop: its timeout has passed, or the worker is shutting down.
+    /// Cancelled when the job should stop: it was cancelled, its timeout has passed, or the worker is shutting down.
     pub fn cancellation_token(&self) -> &CancellationToken {
         &self.cancellation
     }
@@ -279,6 +315,17 @@ impl WorkerContext {
     /// Returns when the job's timeout has passed. The worker drops the job if it does not end soon.
     pub async fn timed_out(&self) {
         self.run_state.must_end.notified().await;
+    }
+
+    /// Returns when this job is cancelled, with [`WorkerUtils::cancel_jobs`] or the like. The
+    /// [`cancellation_token`](WorkerContext::cancellation_token) is then set, too; that also happens when the worker stops.
+    pub async fn cancelled(&self) {
+        self.run_state.cancellation_reached(Cancelled::Asked).await;
+    }
+
+    /// Returns when this job is cancelled by force.
+    pub(crate) async fn cancelled_by_force(&self) {
+        self.run_state.cancellation_reached(Cancelled::ByForce).await;
     }
 
     /// Stops the timeout while the job waits for something that is not its fault, such as a free process.

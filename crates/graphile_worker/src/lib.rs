@@ -54,6 +54,7 @@
 //! The SQL API is the one of Node's worker.
 
 mod adding;
+mod cancel;
 mod context;
 mod cron;
 mod db;
@@ -92,6 +93,9 @@ pub use db::executor::{UtilsExecutor, WithinSqlx};
 pub use db::tokio_postgres::WithinTokioPostgres;
 pub use worker_utils::{CleanupTask, RescheduleJobOptions, WorkerUtils, add_job};
 
+// Cancelling jobs.
+pub use cancel::{CancelOptions, CancelOutcome, Cancellation};
+
 // Recurring jobs.
 pub use cron::clock::TestClock;
 pub use cron::items::{Cron, CronItem};
@@ -111,11 +115,11 @@ pub use recovery::{
 pub use hooks::{
     AfterJobRun, BeforeJobRun, BeforeJobRunContext, BeforeJobSchedule, CronJobBackfilled, CronJobContext,
     CronJobScheduled, CronTick, CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart,
-    HookRegistry, HookResult, JobComplete, JobError, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext,
-    JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess,
-    ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob, ShutdownReason, WorkerEventContext,
-    WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, WorkerShutdown,
-    WorkerShutdownContext, WorkerStart, WorkerStop,
+    HookRegistry, HookResult, JobCancelled, JobComplete, JobError, JobEventContext, JobFailed, JobInterrupted,
+    JobInterruptedContext, JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult, JobScheduleResult,
+    JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob, ShutdownReason,
+    WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext,
+    WorkerRegistered, WorkerShutdown, WorkerShutdownContext, WorkerStart, WorkerStop,
 };
 
 // Inspecting the queue.
@@ -156,6 +160,7 @@ mod guide {
     pages! {
         Readme: "../../../README.md";
         AddingJobs: "../../../docs/adding-jobs.md";
+        CancellingJobs: "../../../docs/cancelling-jobs.md";
         Deploying: "../../../docs/deploying.md";
         GettingStarted: "../../../docs/getting-started-rust.md";
         HostProtocol: "../../../docs/host-protocol.md";

@@ -484,6 +484,14 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         Ok(job)
     }
 
+    pub(crate) fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    pub(crate) fn hooks(&self) -> &HookRegistry {
+        &self.shared.hooks
+    }
+
     pub(crate) fn statements(&self) -> Result<&Arc<Statements>, Error> {
         self.shared
             .statements

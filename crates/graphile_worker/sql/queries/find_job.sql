@@ -4,7 +4,8 @@ select
   jobs.id, tasks.identifier as task_identifier, job_queues.queue_name, jobs.priority,
   case
     when jobs.locked_at is not null then 'running'
-    when jobs.attempts >= jobs.max_attempts then 'failed'
+    when jobs.attempts >= jobs.max_attempts then
+      case when jobs.last_error = 'Cancelled' or starts_with(jobs.last_error, 'Cancelled: '::text) then 'cancelled' else 'failed' end
     when jobs.run_at <= now() then 'ready'
     when jobs.attempts > 0 then 'retrying'
     else 'scheduled'

@@ -5,7 +5,7 @@ grant select on :"schema".jobs, :"schema".migrations, :"schema"._rs_additions to
 grant select, insert, update, delete on
   :"schema"._private_jobs, :"schema"._private_job_queues, :"schema"._private_tasks,
   :"schema"._private_known_crontabs, :"schema"._rs_workers, :"schema"._rs_recoveries,
-  :"schema"._rs_crontab_items
+  :"schema"._rs_crontab_items, :"schema"._rs_cancellations
 to :"role";
 grant execute on all functions in schema :"schema" to :"role";
 -- It adds jobs as itself.
@@ -20,6 +20,7 @@ drop policy if exists :"run_policy" on :"schema"._private_known_crontabs;
 drop policy if exists :"run_policy" on :"schema"._rs_workers;
 drop policy if exists :"run_policy" on :"schema"._rs_recoveries;
 drop policy if exists :"run_policy" on :"schema"._rs_crontab_items;
+drop policy if exists :"run_policy" on :"schema"._rs_cancellations;
 create policy :"run_policy" on :"schema"._private_jobs to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._private_job_queues to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._private_tasks to :"role" using (true) with check (true);
@@ -27,3 +28,4 @@ create policy :"run_policy" on :"schema"._private_known_crontabs to :"role" usin
 create policy :"run_policy" on :"schema"._rs_workers to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_recoveries to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_crontab_items to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._rs_cancellations to :"role" using (true) with check (true);

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::db::executor::sealed;
-use crate::db::rows::job_from_row;
+use crate::db::rows::{Text, job_from_row};
 use crate::db::{Parameter, Statement};
 use crate::job::Job;
 use serde_json::value::RawValue;
@@ -49,8 +49,13 @@ impl sealed::DriverRow for Row {
         })
     }
 
-    fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {
-        self.try_get("number").map_err(|source| Error::TokioPostgres { context: context(), source })
+    fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error> {
+        self.try_get(column).map_err(|source| Error::TokioPostgres { context: context(), source })
+    }
+
+    fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error> {
+        let text = self.try_get(column).map(|text: Option<Text>| text.map(|Text { text, .. }| text));
+        text.map_err(|source| Error::TokioPostgres { context: context(), source })
     }
 }
 

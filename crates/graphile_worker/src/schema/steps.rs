@@ -12,7 +12,7 @@ pub(super) const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 
 /// The step of our own ledger that installs the SQL functions and describes what is installed. A release that changes the
 /// functions takes the next free number, so that an older release leaves them alone.
-pub(super) const FUNCTIONS_STEP: i32 = 11;
+pub(super) const FUNCTIONS_STEP: i32 = 14;
 
 /// The step of our own ledger that creates the indexes. A release that changes them takes the next free number.
 pub(super) const INDEXES_STEP: i32 = 12;
@@ -39,6 +39,7 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: WORKERS_STEP, breaking: false, file: files::WORKERS, what: "create the tables of recovery" },
     Addition { step: 6, breaking: false, file: files::USED_NAMES, what: "protect the names that jobs use" },
     Addition { step: 7, breaking: false, file: files::WORKER_DETAILS, what: "add the details of workers" },
+    Addition { step: 13, breaking: false, file: files::CANCELLATIONS, what: "create the table of cancellations" },
 ];
 
 /// An additional breaking step for the tests of live upgrades. Only in programs that are built and started
@@ -77,6 +78,7 @@ pub(crate) mod files {
     pub(crate) const INDEX_COMMENTS: &str = include_str!("../../sql/schema/191-index-comments.sql");
     pub(crate) const ROLE_FUNCTIONS: &str = include_str!("../../sql/schema/112-role-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
+    pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
     pub(crate) const INDEXES: [(&str, &str); 5] = [
         ("_rs_jobs_unqueued", include_str!("../../sql/schema/120-index-unqueued.sql")),
@@ -92,6 +94,7 @@ pub(crate) mod files {
     pub(crate) const WORKERS: &str = include_str!("../../sql/schema/150-workers.sql");
     pub(crate) const USED_NAMES: &str = include_str!("../../sql/schema/160-used-names.sql");
     pub(crate) const WORKER_DETAILS: &str = include_str!("../../sql/schema/170-worker-details.sql");
+    pub(crate) const CANCELLATIONS: &str = include_str!("../../sql/schema/180-cancellations.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_RENAME: &str = include_str!("../../sql/schema/900-old-layout-rename.sql");

@@ -1,5 +1,5 @@
-//! Executing a job: decodes the payload, calls the handler, catches panics and enforces the timeout. Returns an
-//! outcome; does not touch the database. `settle` decides what the outcome means for the job.
+//! Executing a job: decodes the payload, calls the handler, catches panics, and enforces the timeout and cancellations by
+//! force. Returns an outcome; does not touch the database. `settle` decides what the outcome means for the job.
 
 use crate::context::WorkerContext;
 use crate::error::panic_message;
@@ -56,20 +56,15 @@ pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
     }
     // In an async block, because the handler may also panic while it creates its future.
     let running = AssertUnwindSafe(async { (task.run)(ctx.clone()).await }).catch_unwind();
-    let ended = match task.options.timeout {
-        None => running.await,
-        Some(timeout) => {
-            let mut running = std::pin::pin!(running);
-            tokio::select! {
-                biased;
-                ended = &mut running => ended,
-                () = ctx.has_run_for(timeout) => {
-                    ctx.request_end();
-                    let ended = tokio::time::timeout(task.cancel_grace, running).await;
-                    let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
-                    Ok(timed_out(timeout, &last_output.unwrap_or_default()).into())
-                }
-            }
+    let mut running = std::pin::pin!(running);
+    let ended = tokio::select! {
+        biased;
+        ended = &mut running => ended,
+        why = must_end(task, &ctx) => {
+            ctx.request_end();
+            let ended = tokio::time::timeout(task.cancel_grace, running).await;
+            let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
+            Ok(stopped(why, &last_output.unwrap_or_default()).into())
         }
     };
     outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), ctx.completed_by_handler())
@@ -85,11 +80,35 @@ fn outcome(answer: TaskResult, completed_by_handler: bool) -> Outcome {
     }
 }
 
-fn timed_out(timeout: Duration, last_output: &str) -> Result<TaskOutcome, TaskError> {
-    let message = match last_output {
-        "" => format!("timed out after {timeout:?}"),
-        _ => format!("timed out after {timeout:?}:\n{last_output}"),
+/// Why a run has to end now.
+enum MustEnd {
+    TimedOut(Duration),
+    Cancelled,
+}
+
+/// Returns when the run has to end.
+async fn must_end(task: &Task, ctx: &WorkerContext) -> MustEnd {
+    let timed_out = async {
+        match task.options.timeout {
+            Some(timeout) => {
+                ctx.has_run_for(timeout).await;
+                MustEnd::TimedOut(timeout)
+            }
+            None => std::future::pending().await,
+        }
     };
+    tokio::select! {
+        why = timed_out => why,
+        () = ctx.cancelled_by_force() => MustEnd::Cancelled,
+    }
+}
+
+fn stopped(why: MustEnd, last_output: &str) -> Result<TaskOutcome, TaskError> {
+    let why = match why {
+        MustEnd::TimedOut(timeout) => format!("timed out after {timeout:?}"),
+        MustEnd::Cancelled => "cancelled by force".to_owned(),
+    };
+    let message = if last_output.is_empty() { why } else { format!("{why}:\n{last_output}") };
     Err(TaskError { message, retry: Retry::Backoff })
 }
 

@@ -1,15 +1,18 @@
 //! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
-//! releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
+//! reads which of its jobs are cancelled, releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
 //! and warns of rows that stay locked.
 //!
 //! Recovery of dead workers is not here: see `recovery`.
 
 use super::exchange::Exchange;
-use super::inflight::Inflight;
+use super::inflight::{CancelledClaim, Inflight};
 use super::listener::{Listener, ShutdownNotice};
+use crate::context::Cancelled;
+use crate::db::rows::time;
 use crate::retry::jittered;
 use crate::schema::upgrade::notice_in_ledgers;
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
@@ -25,8 +28,14 @@ const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a worker counts the workers, at most; only if jobs were added meanwhile.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The delay before a worker reads again which of its jobs are cancelled, if it could not.
+const CANCELLATIONS_RETRY: Duration = Duration::from_secs(1);
+
 /// When each kind of maintenance is due.
 pub(super) struct Maintenance {
+    poll_interval: Duration,
+    /// When the worker last read which of its jobs are cancelled.
+    cancellations_read_at: Instant,
     keep_locks_fresh_after: Duration,
     fresh_locks_at: Instant,
     stale_locks_at: Instant,
@@ -36,9 +45,11 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    pub(super) fn new(keep_locks_fresh_after: Duration) -> Maintenance {
+    pub(super) fn new(keep_locks_fresh_after: Duration, poll_interval: Duration) -> Maintenance {
         let now = Instant::now();
         Maintenance {
+            poll_interval,
+            cancellations_read_at: now,
             keep_locks_fresh_after,
             fresh_locks_at: now,
             stale_locks_at: now,
@@ -52,6 +63,39 @@ impl Maintenance {
     pub(super) async fn is_due(&self, checks_schema: bool) {
         let at = if checks_schema { self.fresh_locks_at.min(self.ledgers_at) } else { self.fresh_locks_at };
         tokio::time::sleep_until(at.into()).await;
+    }
+
+    /// Returns when the worker has to read which of its jobs are cancelled: again, if it could not, and if it does not listen,
+    /// at each poll, as long as it has jobs.
+    pub(super) async fn cancellations_due(&self, listener: &Listener, inflight: &Inflight) {
+        let pause = match listener.is_cancellation_requested() {
+            true => Some(CANCELLATIONS_RETRY),
+            false => (!listener.is_listening() && inflight.has_jobs()).then_some(self.poll_interval),
+        };
+        match pause.and_then(|pause| self.cancellations_read_at.checked_add(pause)) {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The jobs of this worker that are cancelled, if that may have changed.
+    pub(super) async fn cancelled_jobs(
+        &mut self,
+        exchange: &mut Exchange,
+        listener: &Listener,
+        inflight: &Inflight,
+    ) -> Option<Vec<CancelledClaim>> {
+        let is_poll_due = !listener.is_listening() && self.cancellations_read_at.elapsed() >= self.poll_interval;
+        let is_due = listener.take_cancellation_requested() || (is_poll_due && inflight.has_jobs());
+        if !is_due {
+            return None;
+        }
+        self.cancellations_read_at = Instant::now();
+        let cancelled = exchange.cancelled_jobs().await;
+        if cancelled.is_none() {
+            listener.mark_cancellation_requested();
+        }
+        cancelled
     }
 
     /// Refreshes the locks of long-running jobs, so that no worker releases them as older than 4 hours.
@@ -144,6 +188,30 @@ impl Exchange {
             let worker_id = &*self.shared.worker_id;
             info!(label = "worker", worker_id, jobs, queues, "released locks older than 4 hours");
         }
+    }
+
+    /// The jobs of this worker that are cancelled; `None` if they could not be read.
+    async fn cancelled_jobs(&mut self) -> Option<Vec<CancelledClaim>> {
+        let query = self.statements.cancellations.query().bind(&*self.shared.worker_id);
+        let (session, connection) = (&self.session, &mut self.connection);
+        let reading = async {
+            match connection {
+                Some(connection) => session.fetch_all(connection, query).await,
+                // The exchange reconnects when it has something to do, and all slots may be busy.
+                None => session.fetch_all(&mut session.connect().await?, query).await,
+            }
+        };
+        let Ok(read) = tokio::time::timeout(self.answer_timeout, reading).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        let rows = read.inspect_err(|error| debug!(label = "worker", %error, "could not read cancellations; retrying"));
+        let claim = |row: PgRow| {
+            let how = if row.try_get("force")? { Cancelled::ByForce } else { Cancelled::Asked };
+            Ok(CancelledClaim { job_id: row.try_get("job_id")?, locked_at: time(&row, "locked_at")?, how })
+        };
+        rows.ok()?.into_iter().map(claim).collect::<sqlx::Result<_>>().ok()
     }
 
     /// How many workers are connected to this database, about.

@@ -20,7 +20,8 @@ use crate::Error;
 use crate::context::{Shared, WorkerContext};
 use crate::flags::FlagFilter;
 use crate::hooks::{
-    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobCancelled, JobError, JobFailed, JobStart,
+    JobSuccess,
 };
 use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
@@ -130,7 +131,7 @@ impl<'w> RunLoop<'w> {
             inflight,
             exchange,
             listener,
-            maintenance: Maintenance::new(worker.settings.keep_locks_fresh_after),
+            maintenance: Maintenance::new(worker.settings.keep_locks_fresh_after, poll_interval),
             tasks,
             runners,
             second_lane,
@@ -198,6 +199,7 @@ impl<'w> RunLoop<'w> {
     /// Handles everything that is due besides jobs: locks, a newer schema, a request to stop, changed tasks.
     async fn maintain(&mut self) {
         self.maintenance.keep_locks_fresh(&mut self.exchange, &self.inflight).await;
+        self.cancel_jobs().await;
         if self.leave_at.is_none() {
             self.maintenance.check_schema(&mut self.exchange, &self.listener).await;
             if let Some(notice) = self.listener.shutdown_notice.notice() {
@@ -223,6 +225,23 @@ impl<'w> RunLoop<'w> {
         if self.listener.take_tasks_changed() {
             self.exchange.reload_task_ids();
             self.inflight.wake_claim();
+        }
+    }
+
+    /// Asks the jobs to stop that were cancelled since.
+    async fn cancel_jobs(&mut self) {
+        let cancelled = self.maintenance.cancelled_jobs(&mut self.exchange, &self.listener, &self.inflight).await;
+        let Some(cancelled) = cancelled else { return };
+        let shared = &self.worker.shared;
+        for job in self.inflight.cancel(&cancelled) {
+            info!(
+                label = "job",
+                worker_id = &*shared.worker_id,
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                "job cancelled before it started"
+            );
+            shared.hooks.emit(JobCancelled, || shared.job_event(&job, Duration::ZERO, None)).await;
         }
     }
 
@@ -355,9 +374,11 @@ impl<'w> RunLoop<'w> {
                 }
             }
             () = self.listener.wait() => self.inflight.wake_claim(),
+            () = self.listener.cancellation_requested() => {}
             () = sleep_until(self.inflight.next_exchange_at()) => self.poll_if_idle().await,
             () = has_changed(&self.tasks) => {}
             () = self.maintenance.is_due(self.listener.is_poll_only() && !is_leaving) => {}
+            () = self.maintenance.cancellations_due(&self.listener, &self.inflight) => {}
             () = shutdown.leaving.cancelled(), if !is_leaving => {}
             () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
             () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,
@@ -542,8 +563,13 @@ async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
         HookResult::Continue => {
-            let ctx =
-                WorkerContext::new(job.clone(), running.cancellation.clone(), running.batch.clone(), shared.clone());
+            let ctx = WorkerContext::new(
+                job.clone(),
+                running.cancellation.clone(),
+                running.batch.clone(),
+                running.run_state.clone(),
+                shared.clone(),
+            );
             execute(&running.task, ctx).await
         }
         decision => Outcome::from_hook(decision),
@@ -564,6 +590,7 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
     let event = || shared.job_ended(&running.job, ran, settlement);
     match settlement {
         Settlement::Release { .. } => {}
+        Settlement::Cancel { .. } => hooks.emit(JobCancelled, event).await,
         Settlement::Retry { .. } => hooks.emit(JobError, event).await,
         Settlement::GiveUp { .. } => {
             hooks.emit(JobError, event).await;
@@ -581,6 +608,7 @@ fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
     match settlement {
         Settlement::Complete | Settlement::CompletedByHandler => info!(ms, "job completed"),
         Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms, "job released"),
+        Settlement::Cancel { .. } => info!(ms, "job cancelled"),
         Settlement::Snooze { .. } => info!(ms, "job snoozed"),
         Settlement::Retry { error, .. } => {
             warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");

@@ -24,6 +24,8 @@ pub(crate) enum Settlement {
     Retry { error: String, run_at: NextRun, remaining: Option<String> },
     /// The job failed and does not run again.
     GiveUp { error: String, run_at: NextRun, remaining: Option<String>, cause: GiveUpCause },
+    /// The job was cancelled while it ran, and has not succeeded. The row says why, and does not run again.
+    Cancel { remaining: Option<String> },
     /// The handler asked for a later run. The attempt does not count.
     Snooze { run_at: NextRun },
     /// The worker stopped while the job was running. The attempt does not count.
@@ -90,6 +92,12 @@ impl Settlement {
                 };
                 Some(Unlock { error: Some(error), run_at: *run_at, attempts, payload: remaining.as_deref(), ..unlock })
             }
+            Settlement::Cancel { remaining } => Some(Unlock {
+                run_at: NextRun::After(Duration::ZERO),
+                attempts: Attempts::Exhaust,
+                payload: remaining.as_deref(),
+                ..unlock
+            }),
             Settlement::Snooze { run_at } => Some(Unlock { run_at: *run_at, attempts: Attempts::Refund, ..unlock }),
             Settlement::Interrupt { delay } => Some(Unlock {
                 error: Some(INTERRUPTED),
@@ -103,6 +111,17 @@ impl Settlement {
 
     pub(crate) fn keeps_row(&self) -> bool {
         !matches!(self, Settlement::Complete | Settlement::CompletedByHandler)
+    }
+
+    /// The settlement of a job that was cancelled while it ran: a success counts, anything else does not.
+    pub(crate) fn cancelled(self) -> Settlement {
+        match self {
+            Settlement::Complete | Settlement::CompletedByHandler => self,
+            Settlement::Retry { remaining, .. } | Settlement::GiveUp { remaining, .. } => {
+                Settlement::Cancel { remaining }
+            }
+            _ => Settlement::Cancel { remaining: None },
+        }
     }
 
     /// Why the job failed, if it did.
@@ -274,6 +293,20 @@ mod tests {
         let released = release(&job(3));
         assert_eq!(released.unlock(), Some(Unlock { released: Some(2), ..Unlock::default() }));
         assert!(!released.has_run() && released.keeps_row());
+    }
+
+    #[test]
+    fn a_cancelled_job_does_not_run_again_unless_it_has_succeeded() {
+        let settled = |outcome| settlement(&job(1), outcome, &TaskOptions::default()).cancelled();
+        assert_eq!(settled(Outcome::Done), Settlement::Complete);
+        let snooze = Outcome::Snoozed(TaskOutcome::Snooze(Duration::from_secs(5)));
+        for outcome in [failed(TaskError::new("stopped")), snooze, Outcome::Released] {
+            let settled = settled(outcome);
+            assert_eq!(settled, Settlement::Cancel { remaining: None });
+            let unlock = settled.unlock().expect("the row stays");
+            // The row has the reason already.
+            assert_eq!((unlock.error, unlock.attempts), (None, Attempts::Exhaust));
+        }
     }
 
     #[test]

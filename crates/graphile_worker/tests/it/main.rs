@@ -7,6 +7,7 @@ mod add_jobs;
 mod admin;
 mod blocked_rows;
 mod breaking_migrations;
+mod cancel;
 mod claiming;
 mod cleanup;
 mod concurrency;

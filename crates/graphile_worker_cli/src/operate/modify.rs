@@ -11,8 +11,8 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use graphile_worker::{
-    CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState,
-    WorkerSummary, WorkerUtils, short_worker_id,
+    CancelOptions, CancelOutcome, CleanupTask, Job, JobFilter, JobKeyMode, JobSpec, JobState, RawJobSpec,
+    RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState, WorkerSummary, WorkerUtils, short_worker_id,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -105,6 +105,43 @@ pub(crate) struct Fail {
     /// Error message to store with the jobs
     #[arg(long, value_name = "TEXT", default_value = "Manually marked as failed")]
     reason: String,
+    #[command(flatten)]
+    output: OutputFormat,
+}
+
+/// Options of `cancel`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
+pub(crate) struct Cancel {
+    /// Job ids
+    #[arg(
+        value_name = "ID",
+        group = "which",
+        conflicts_with_all = ["state", "task", "queue", "key", "search"],
+        value_parser = arguments::job_id
+    )]
+    ids: Vec<i64>,
+    /// Instead of ids: all jobs in these states: ready, scheduled, running, retrying
+    #[arg(long, value_name = "STATE", group = "which", value_delimiter = ',', value_parser = super::inspect::state)]
+    state: Vec<JobState>,
+    /// Instead of ids: all jobs of this task
+    #[arg(long, value_name = "TASK", group = "which")]
+    task: Option<String>,
+    /// Instead of ids: all jobs of this queue
+    #[arg(long, value_name = "QUEUE", group = "which")]
+    queue: Option<String>,
+    /// Instead of ids: the job with this key
+    #[arg(long, value_name = "KEY", group = "which")]
+    key: Option<String>,
+    /// Instead of ids: all jobs with this text in the payload, last error or key (case-insensitive)
+    #[arg(long, value_name = "TEXT", group = "which")]
+    search: Option<String>,
+    /// Reason, which the jobs show as their last error
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// End running jobs that do not stop in time: drop the handlers of tasks in Rust, kill programs
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     output: OutputFormat,
 }
@@ -466,6 +503,54 @@ pub(super) async fn fail(args: Fail, database: &Database) -> Result<(), Failure>
     let utils = utils(database).await?;
     let done = utils.permanently_fail_jobs(&args.ids, &args.reason).await?;
     report(&args.ids, done, &utils, args.output, |job| format!("job {} failed permanently", job.id)).await
+}
+
+pub(super) async fn cancel(args: Cancel, database: &Database) -> Result<(), Failure> {
+    let utils = utils(database).await?;
+    let options = CancelOptions::default().reason(args.reason).force(args.force);
+    let all = if args.ids.is_empty() {
+        let filter = JobFilter::default()
+            .states(args.state)
+            .task_identifier(args.task)
+            .queue_name(args.queue)
+            .key(args.key)
+            .search(args.search);
+        utils.cancel_matching_jobs(&filter, options).await?
+    } else {
+        utils.cancel_jobs(&args.ids, options).await?
+    };
+    let (mut done, mut not_done, mut lines) = (Vec::new(), Vec::new(), String::new());
+    for job in all {
+        let id = job.id;
+        let worker = sanitize(job.worker_id.as_deref().unwrap_or("a worker without an id"));
+        let reason = match job.outcome {
+            CancelOutcome::Cancelled => {
+                lines.push_str(&format!("job {id} cancelled\n"));
+                None
+            }
+            CancelOutcome::Stopping => {
+                lines.push_str(&format!("job {id} is running: worker {worker} was asked to stop it\n"));
+                None
+            }
+            CancelOutcome::Unstoppable => Some(format!(
+                "is running on {worker}, which cannot stop it: it runs to its end, and will not be retried"
+            )),
+            CancelOutcome::Failed => Some("has failed permanently, or was cancelled, before".to_owned()),
+            _ => Some("does not exist".to_owned()),
+        };
+        match reason {
+            None => done.push(job),
+            Some(reason) => not_done.push(NotDone { what: Id { id }, reason }),
+        }
+    }
+    if args.output.json {
+        print_json(&json!({ "done": done, "not_done": not_done }))?;
+    } else if done.is_empty() && not_done.is_empty() {
+        print_line("no jobs")?;
+    } else {
+        print(&lines)?;
+    }
+    finish(not_done.iter().map(|not_done| format!("job {} {}", not_done.what.id, not_done.reason)))
 }
 
 pub(super) async fn reschedule(args: Reschedule, database: &Database) -> Result<(), Failure> {
