@@ -115,11 +115,11 @@ pub use recovery::{
 pub use hooks::{
     AfterJobRun, BeforeJobRun, BeforeJobRunContext, BeforeJobSchedule, CronJobBackfilled, CronJobContext,
     CronJobScheduled, CronTick, CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart,
-    HookRegistry, HookResult, JobCancelled, JobComplete, JobError, JobEventContext, JobFailed, JobInterrupted,
-    JobInterruptedContext, JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult, JobScheduleResult,
-    JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob, ShutdownReason,
-    WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext,
-    WorkerRegistered, WorkerShutdown, WorkerShutdownContext, WorkerStart, WorkerStop,
+    HookRegistry, HookResult, JobCancelled, JobComplete, JobError, JobEventContext, JobExpired, JobFailed,
+    JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult,
+    JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob,
+    ShutdownReason, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
+    WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerShutdownContext, WorkerStart, WorkerStop,
 };
 
 // Inspecting the queue.

@@ -12,5 +12,6 @@ where pronamespace = (select oid from pg_namespace where nspname = :'schema') an
   '_rs_next_job_ids', '_rs_task_ids', '_rs_job_queue_ids', '_rs_put_keyed_jobs',
   '_rs_hold_name', '_rs_verify_name', '_rs_known_names', '_rs_delete_unused_names',
   '_rs_adds_as_owner', '_rs_add_job_as_owner', '_rs_add_jobs_as_owner',
-  '_rs_is_cancelled', '_rs_cancel_jobs', '_rs_can_cancel'
+  '_rs_is_cancelled', '_rs_cancel_jobs', '_rs_can_cancel',
+  '_rs_expire_job', '_rs_expire_jobs', '_rs_expire_own_jobs', '_rs_expire_due_jobs'
 );

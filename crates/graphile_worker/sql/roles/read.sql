@@ -4,7 +4,7 @@ grant usage on schema :"schema" to :"role";
 grant select on
   :"schema".jobs, :"schema".migrations, :"schema"._private_jobs, :"schema"._private_job_queues,
   :"schema"._private_tasks, :"schema"._private_known_crontabs, :"schema"._rs_additions, :"schema"._rs_workers,
-  :"schema"._rs_recoveries, :"schema"._rs_crontab_items, :"schema"._rs_cancellations
+  :"schema"._rs_recoveries, :"schema"._rs_crontab_items, :"schema"._rs_cancellations, :"schema"._rs_expiries
 to :"role";
 drop policy if exists :"read_policy" on :"schema"._private_jobs;
 drop policy if exists :"read_policy" on :"schema"._private_job_queues;
@@ -14,6 +14,7 @@ drop policy if exists :"read_policy" on :"schema"._rs_workers;
 drop policy if exists :"read_policy" on :"schema"._rs_recoveries;
 drop policy if exists :"read_policy" on :"schema"._rs_crontab_items;
 drop policy if exists :"read_policy" on :"schema"._rs_cancellations;
+drop policy if exists :"read_policy" on :"schema"._rs_expiries;
 create policy :"read_policy" on :"schema"._private_jobs for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._private_job_queues for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._private_tasks for select to :"role" using (true);
@@ -22,3 +23,4 @@ create policy :"read_policy" on :"schema"._rs_workers for select to :"role" usin
 create policy :"read_policy" on :"schema"._rs_recoveries for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_crontab_items for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_cancellations for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_expiries for select to :"role" using (true);

@@ -5,6 +5,8 @@ comment on table :"schema"._rs_crontab_items is 'The crontab items of each Rust 
 comment on table :"schema"._rs_workers is 'The registered Rust workers (recovery is on) and their heartbeats.';
 comment on table :"schema"._rs_recoveries is 'How often each job was recovered from a dead worker.';
 comment on table :"schema"._rs_cancellations is 'Running jobs that were asked to stop.';
+comment on table :"schema"._rs_expiries is 'Jobs that fail if they have not started by a given time.';
+comment on index :"schema"._rs_expiries_by_time is 'The expiries in the order in which they have to be looked at.';
 comment on function :"schema"._rs_job_problem is 'Returns what is wrong with a job to be added, or null.';
 comment on function :"schema"._rs_flags_object is 'Turns a list of flags into the object that jobs store.';
 comment on function :"schema"._rs_give_up is 'Ends a loop that should have ended by itself, with an error.';
@@ -33,6 +35,10 @@ comment on function :"schema"._rs_forget_workers is 'Releases the queues of dead
 comment on function :"schema"._rs_sweep_stale_workers is 'Recovers the jobs of dead workers: one whole sweep.';
 comment on function :"schema"._rs_cancel_jobs is 'Cancels jobs, also running ones, and returns what became of each.';
 comment on function :"schema"._rs_can_cancel is 'Whether a worker stops jobs when it is asked to.';
+comment on function :"schema"._rs_expire_job is 'Sets when a job expires.';
+comment on function :"schema"._rs_expire_jobs is 'Sets when jobs expire.';
+comment on function :"schema"._rs_expire_own_jobs is 'Sets when jobs of the same transaction expire, as the owner of the schema.';
+comment on function :"schema"._rs_expire_due_jobs is 'Fails the jobs that have expired before they started.';
 comment on function :"schema"._rs_adds_as_owner is 'Whether this role adds jobs as the owner, because of row security.';
 comment on function :"schema"._rs_add_job_as_owner is 'Adds a job as the owner of the schema.';
 comment on function :"schema"._rs_add_jobs_as_owner is 'Adds jobs as the owner of the schema.';

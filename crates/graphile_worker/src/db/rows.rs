@@ -239,6 +239,7 @@ macro_rules! job_from_row {
             payload: RawValue::from_string(payload.text).map_err($json)?,
             is_utf8: payload.is_utf8,
             place: None,
+            expiry: None,
             job_queue_id: $row.try_get("job_queue_id")?,
             priority: $row.try_get("priority")?,
             run_at: run_at.0,

@@ -337,6 +337,9 @@ impl fmt::Display for WhyReason {
                 "It is running in worker {}, or about to: its task is repeatable, and the worker has only locked its row.",
                 worker.worker_id
             ),
+            WhyReason::AttemptsUsedUp { last_error: Some(error), .. } if error.starts_with("Expired: ") => {
+                write!(f, "It did not start in time. {error}")
+            }
             WhyReason::AttemptsUsedUp { attempts, max_attempts, last_error } => {
                 write!(f, "It failed permanently ({attempts} of {max_attempts} attempts)")?;
                 error(f, last_error)

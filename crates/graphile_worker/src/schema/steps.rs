@@ -40,6 +40,7 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 6, breaking: false, file: files::USED_NAMES, what: "protect the names that jobs use" },
     Addition { step: 7, breaking: false, file: files::WORKER_DETAILS, what: "add the details of workers" },
     Addition { step: 13, breaking: false, file: files::CANCELLATIONS, what: "create the table of cancellations" },
+    Addition { step: 15, breaking: false, file: files::EXPIRIES, what: "create the table of expiries" },
 ];
 
 /// An additional breaking step for the tests of live upgrades. Only in programs that are built and started
@@ -78,6 +79,7 @@ pub(crate) mod files {
     pub(crate) const INDEX_COMMENTS: &str = include_str!("../../sql/schema/191-index-comments.sql");
     pub(crate) const ROLE_FUNCTIONS: &str = include_str!("../../sql/schema/112-role-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
+    pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
     pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
     pub(crate) const INDEXES: [(&str, &str); 5] = [
@@ -95,6 +97,7 @@ pub(crate) mod files {
     pub(crate) const USED_NAMES: &str = include_str!("../../sql/schema/160-used-names.sql");
     pub(crate) const WORKER_DETAILS: &str = include_str!("../../sql/schema/170-worker-details.sql");
     pub(crate) const CANCELLATIONS: &str = include_str!("../../sql/schema/180-cancellations.sql");
+    pub(crate) const EXPIRIES: &str = include_str!("../../sql/schema/181-expiries.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_RENAME: &str = include_str!("../../sql/schema/900-old-layout-rename.sql");

@@ -5,6 +5,7 @@ use crate::context::WorkerContext;
 use crate::error::panic_message;
 use crate::hooks::HookResult;
 use crate::task::{Retry, Task, TaskError, TaskOutcome, TaskResult};
+use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -19,6 +20,8 @@ pub(crate) enum Outcome {
     Snoozed(TaskOutcome),
     /// The run ended through no fault of the job: it is released, and the attempt does not count.
     Released,
+    /// The job did not start, because it had expired at this time.
+    Expired(DateTime<Utc>),
     Failed {
         error: TaskError,
         /// The payload of the items of a batch that still have to run.

@@ -207,6 +207,13 @@ pub(crate) struct Running {
     started: Instant,
 }
 
+impl Running {
+    /// When the job has expired, if it had before it started.
+    pub(crate) fn expired_at(&self) -> Option<DateTime<Utc>> {
+        self.job.expiry.filter(|expiry| expiry.deadline <= self.started).map(|expiry| expiry.at)
+    }
+}
+
 /// A job that is cancelled while this worker holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CancelledClaim {

@@ -72,7 +72,10 @@ struct LedgerChecks {
     is_listening: AtomicBool,
     /// Jobs were cancelled, perhaps some of this worker.
     cancellation_requested: AtomicBool,
-    cancellation_notified: Notify,
+    /// Jobs were added that expire.
+    expiries_changed: AtomicBool,
+    /// Notified with either.
+    changed: Notify,
     /// How many workers listen, about.
     workers: AtomicU32,
     /// New jobs were added since the workers were counted.
@@ -164,9 +167,14 @@ impl Listener {
         self.checks.cancellation_requested.store(true, Ordering::Release);
     }
 
-    /// Returns when jobs are cancelled.
-    pub(crate) async fn cancellation_requested(&self) {
-        self.checks.cancellation_notified.notified().await;
+    /// Whether jobs that expire were added since this was last called.
+    pub(crate) fn take_expiries_changed(&self) -> bool {
+        self.checks.expiries_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns when jobs are cancelled, or jobs that expire are added.
+    pub(crate) async fn something_changed(&self) {
+        self.checks.changed.notified().await;
     }
 
     /// Whether new jobs were added since this was last called.
@@ -222,6 +230,7 @@ async fn listen_forever(
                 checks.may_have_missed.store(true, Ordering::Release);
                 checks.tasks_changed.store(true, Ordering::Release);
                 checks.cancellation_requested.store(true, Ordering::Release);
+                checks.expiries_changed.store(true, Ordering::Release);
                 checks.is_listening.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || shared.event(None)).await;
@@ -286,7 +295,14 @@ async fn connect(on: &ListenOn, worker_id: &str) -> sqlx::Result<Option<PgListen
     // `listen_forever` reconnects, not sqlx.
     listener.eager_reconnect(false);
     listener
-        .listen_all(["jobs:insert", "jobs:cancel", "worker:migrate", "worker:tasks", &probe_channel(worker_id)])
+        .listen_all([
+            "jobs:insert",
+            "jobs:cancel",
+            "jobs:expire",
+            "worker:migrate",
+            "worker:tasks",
+            &probe_channel(worker_id),
+        ])
         .await?;
     Ok(Some(listener))
 }
@@ -348,7 +364,11 @@ async fn listen(
                     // Any role that can connect can send it: the worker reads which jobs are cancelled.
                     "jobs:cancel" if notification.payload() == shared.statements.schema.name() => {
                         checks.cancellation_requested.store(true, Ordering::Release);
-                        checks.cancellation_notified.notify_one();
+                        checks.changed.notify_one();
+                    }
+                    "jobs:expire" if notification.payload() == shared.statements.schema.name() => {
+                        checks.expiries_changed.store(true, Ordering::Release);
+                        checks.changed.notify_one();
                     }
                     "worker:tasks" if notification.payload() == shared.statements.schema.name() => {
                         checks.tasks_changed.store(true, Ordering::Release);

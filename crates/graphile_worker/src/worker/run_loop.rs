@@ -20,8 +20,8 @@ use crate::Error;
 use crate::context::{Shared, WorkerContext};
 use crate::flags::FlagFilter;
 use crate::hooks::{
-    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobCancelled, JobError, JobFailed, JobStart,
-    JobSuccess,
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobCancelled, JobError, JobExpired, JobFailed,
+    JobStart, JobSuccess,
 };
 use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
@@ -200,6 +200,7 @@ impl<'w> RunLoop<'w> {
     async fn maintain(&mut self) {
         self.maintenance.keep_locks_fresh(&mut self.exchange, &self.inflight).await;
         self.cancel_jobs().await;
+        self.expire_jobs().await;
         if self.leave_at.is_none() {
             self.maintenance.check_schema(&mut self.exchange, &self.listener).await;
             if let Some(notice) = self.listener.shutdown_notice.notice() {
@@ -242,6 +243,24 @@ impl<'w> RunLoop<'w> {
                 "job cancelled before it started"
             );
             shared.hooks.emit(JobCancelled, || shared.job_event(&job, Duration::ZERO, None)).await;
+        }
+    }
+
+    /// Fails the jobs that have expired before any worker started them.
+    async fn expire_jobs(&mut self) {
+        let shared = &self.worker.shared;
+        for job in self.maintenance.expire_jobs(&mut self.exchange, &self.listener).await {
+            let job = Arc::new(job);
+            let error = job.last_error.clone();
+            warn!(
+                label = "job",
+                worker_id = &*shared.worker_id,
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                error,
+                "job expired before it started"
+            );
+            shared.hooks.emit(JobExpired, || shared.job_event(&job, Duration::ZERO, error.clone())).await;
         }
     }
 
@@ -374,11 +393,12 @@ impl<'w> RunLoop<'w> {
                 }
             }
             () = self.listener.wait() => self.inflight.wake_claim(),
-            () = self.listener.cancellation_requested() => {}
+            () = self.listener.something_changed() => {}
             () = sleep_until(self.inflight.next_exchange_at()) => self.poll_if_idle().await,
             () = has_changed(&self.tasks) => {}
             () = self.maintenance.is_due(self.listener.is_poll_only() && !is_leaving) => {}
             () = self.maintenance.cancellations_due(&self.listener, &self.inflight) => {}
+            () = self.maintenance.expiries_due() => {}
             () = shutdown.leaving.cancelled(), if !is_leaving => {}
             () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
             () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,
@@ -559,6 +579,9 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
 async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
     let hooks = &shared.hooks;
     let job = &running.job;
+    if let Some(at) = running.expired_at() {
+        return Outcome::Expired(at);
+    }
     hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
@@ -591,6 +614,7 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
     match settlement {
         Settlement::Release { .. } => {}
         Settlement::Cancel { .. } => hooks.emit(JobCancelled, event).await,
+        Settlement::Expire { .. } => hooks.emit(JobExpired, event).await,
         Settlement::Retry { .. } => hooks.emit(JobError, event).await,
         Settlement::GiveUp { .. } => {
             hooks.emit(JobError, event).await;
@@ -609,6 +633,7 @@ fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
         Settlement::Complete | Settlement::CompletedByHandler => info!(ms, "job completed"),
         Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms, "job released"),
         Settlement::Cancel { .. } => info!(ms, "job cancelled"),
+        Settlement::Expire { error } => warn!(error, "job expired before it started"),
         Settlement::Snooze { .. } => info!(ms, "job snoozed"),
         Settlement::Retry { error, .. } => {
             warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");

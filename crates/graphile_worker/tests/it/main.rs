@@ -16,6 +16,7 @@ mod cron;
 mod crontab_file;
 mod documented_sql;
 mod encodings;
+mod expiry;
 mod failover;
 mod fence;
 mod flags;

@@ -36,11 +36,13 @@ pub(crate) struct Add {
     #[arg(value_name = "PAYLOAD", allow_negative_numbers = true)]
     payload: Option<String>,
     /// Add all jobs in this file (- for standard input), in one transaction. Each line is a JSON object with
-    /// identifier and, optionally, payload, queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags
+    /// identifier and, optionally, payload, queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags,
+    /// expires_at
     #[arg(
         long, value_name = "FILE",
         conflicts_with_all = [
-            "task", "payload", "queue", "run_at", "delay", "max_attempts", "priority", "key", "key_mode", "flags",
+            "task", "payload", "queue", "run_at", "delay", "max_attempts", "priority", "key", "key_mode", "expires_in",
+            "flags",
         ]
     )]
     file: Option<PathBuf>,
@@ -62,6 +64,9 @@ pub(crate) struct Add {
     /// running or failed [default: replace]
     #[arg(long, value_name = "MODE", requires = "key", value_parser = key_modes())]
     key_mode: Option<JobKeyMode>,
+    /// Fail the job if it has not started after this time, such as 10m
+    #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
+    expires_in: Option<Duration>,
     /// Flag; workers can be configured to skip jobs with it. Repeat for several flags
     #[arg(long = "flag", value_name = "FLAG")]
     flags: Vec<String>,
@@ -300,6 +305,7 @@ pub(super) async fn add(args: Add, database: &Database) -> Result<(), Failure> {
         job_key: args.key,
         job_key_mode: args.key_mode,
         flags: (!args.flags.is_empty()).then_some(args.flags),
+        expires_at: due(None, args.expires_in, database).await?,
     };
     let job = utils.add_raw_job(&args.task.unwrap_or_default(), payload, spec).await?;
     if args.output.json {
@@ -375,6 +381,8 @@ struct Line {
     priority: Option<i16>,
     #[serde(default)]
     flags: Option<Vec<String>>,
+    #[serde(default, alias = "expiresAt", deserialize_with = "time")]
+    expires_at: Option<DateTime<Utc>>,
 }
 
 fn empty_payload() -> Box<RawValue> {
@@ -383,7 +391,7 @@ fn empty_payload() -> Box<RawValue> {
 
 fn time<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
     let text = Option::<String>::deserialize(value)?;
-    let wrong = |problem| serde::de::Error::custom(format!("run_at is not a time: {problem}"));
+    let wrong = |problem| serde::de::Error::custom(format!("run_at or expires_at is not a time: {problem}"));
     text.map(|text| arguments::time(&text).map_err(wrong)).transpose()
 }
 
@@ -436,6 +444,7 @@ impl From<Line> for FileJob {
             job_key_mode: line.job_key_mode,
             priority: line.priority,
             flags: line.flags,
+            expires_at: line.expires_at,
         };
         RawJobSpec { identifier: line.identifier, payload: line.payload, spec }
     }

@@ -830,3 +830,20 @@ async fn cancel_takes_the_filters_of_list() {
     assert_eq!(ran(on(&database, &["cancel"])).0, 2, "ids or a filter");
     assert_eq!(ran(on(&database, &["cancel", "4", "--task", "sync"])).0, 2, "not both");
 }
+
+#[tokio::test]
+async fn a_job_can_be_added_with_an_expiry() {
+    let database = installed_database().await;
+    said(&database, &["add", "hello", "--expires-in", "10m"]);
+    let folder = Folder::new();
+    let file = folder.write("jobs", "{\"identifier\": \"hello\", \"expires_at\": \"2000-01-01T00:00:00Z\"}\n");
+    said(&database, &["add", "--file", file.to_str().unwrap()]);
+    run_sql(&database, "select graphile_worker._rs_expire_due_jobs()").await;
+    assert_eq!(ids(&answer(&database, &["list", "--state", "failed"])), [2]);
+    assert!(said(&database, &["why", "2"]).contains("did not start in time"));
+    run_sql(&database, "update graphile_worker._rs_expiries set check_at = now() where expires_at between now() + interval '9 minutes' and now() + interval '10 minutes'").await;
+    assert_eq!(
+        value(&database, "select count(*)::int from graphile_worker._rs_expiries where check_at <= now()").await,
+        1
+    );
+}
