@@ -12,5 +12,9 @@ grant execute on function
   :"schema"._rs_add_jobs_as_owner(:"schema".job_spec[], boolean),
   :"schema"._rs_expire_job(bigint, timestamptz),
   :"schema"._rs_expire_jobs(bigint[], timestamptz[]),
-  :"schema"._rs_expire_own_jobs(bigint[], timestamptz[])
+  :"schema"._rs_expire_own_jobs(bigint[], timestamptz[]),
+  :"schema"._rs_debounce(text, json, text, interval, interval, text),
+  :"schema"._rs_debounce_as_owner(text, json, text, interval, interval, text),
+  :"schema"._rs_throttle(text, json, text, interval, text),
+  :"schema"._rs_throttle_as_owner(text, json, text, interval, text)
 to :"role";

@@ -83,6 +83,7 @@ fn value(parameter: &Parameter) -> (&(dyn ToSql + Sync), Type) {
         Parameter::Time(value) => (value, Type::TIMESTAMPTZ),
         Parameter::Int(value) => (value, Type::INT4),
         Parameter::Bool(value) => (value, Type::BOOL),
+        Parameter::Float(value) => (value, Type::FLOAT8),
         Parameter::Ids(value) => (value, Type::INT8_ARRAY),
         Parameter::Ints(value) => (value, Type::INT4_ARRAY),
         Parameter::TextArray(value) => (value, Type::TEXT_ARRAY),

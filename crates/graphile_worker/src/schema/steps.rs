@@ -41,6 +41,7 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 7, breaking: false, file: files::WORKER_DETAILS, what: "add the details of workers" },
     Addition { step: 13, breaking: false, file: files::CANCELLATIONS, what: "create the table of cancellations" },
     Addition { step: 15, breaking: false, file: files::EXPIRIES, what: "create the table of expiries" },
+    Addition { step: 16, breaking: false, file: files::THROTTLES, what: "create the table of throttles" },
 ];
 
 /// An additional breaking step for the tests of live upgrades. Only in programs that are built and started
@@ -79,6 +80,7 @@ pub(crate) mod files {
     pub(crate) const INDEX_COMMENTS: &str = include_str!("../../sql/schema/191-index-comments.sql");
     pub(crate) const ROLE_FUNCTIONS: &str = include_str!("../../sql/schema/112-role-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
+    pub(crate) const DEBOUNCE_FUNCTIONS: &str = include_str!("../../sql/schema/115-debounce-functions.sql");
     pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
     pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
@@ -98,6 +100,7 @@ pub(crate) mod files {
     pub(crate) const WORKER_DETAILS: &str = include_str!("../../sql/schema/170-worker-details.sql");
     pub(crate) const CANCELLATIONS: &str = include_str!("../../sql/schema/180-cancellations.sql");
     pub(crate) const EXPIRIES: &str = include_str!("../../sql/schema/181-expiries.sql");
+    pub(crate) const THROTTLES: &str = include_str!("../../sql/schema/182-throttles.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_RENAME: &str = include_str!("../../sql/schema/900-old-layout-rename.sql");

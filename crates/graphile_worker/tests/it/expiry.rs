@@ -167,7 +167,7 @@ async fn jobs_of_a_batch_expire_each_at_its_own_time() {
     let db = Db::installed().await;
     let at = Utc::now() + chrono::TimeDelta::hours(1);
     let job = |position: usize| {
-        let expires_at = (position % 2 == 0).then_some(at);
+        let expires_at = position.is_multiple_of(2).then_some(at);
         RawJobSpec {
             identifier: "t".to_owned(),
             payload: json!(position),

@@ -14,6 +14,7 @@ mod concurrency;
 mod connections;
 mod cron;
 mod crontab_file;
+mod debounce;
 mod documented_sql;
 mod encodings;
 mod expiry;
