@@ -1,5 +1,5 @@
 -- Limits: setting and dropping them, pausing, putting jobs into lanes, and claiming from lanes. What a lane is: see
--- 180-limits.sql. Runs in a transaction (by hand: `psql -1`).
+-- 183-limits.sql. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
 -- Returns what is wrong with the settings of a limit as 'CODE message', or null.
@@ -588,7 +588,8 @@ begin
     with back as materialized (
       select
         jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
-        outcome.attempts_before, jobs.job_queue_id, _rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed
+        outcome.attempts_before, jobs.job_queue_id, _rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed,
+        _rs_is_cancelled(jobs.locked_at, jobs.run_at, jobs.last_error) as is_cancelled
       from unnest(
         back_ids, back_at, errors, seconds, run_ats, attempts_by, payloads, keys, attempts_before_claim
       ) as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key, attempts_before)
@@ -597,14 +598,16 @@ begin
       for update of jobs skip locked
     ), withdrawn as (
       delete from _private_jobs as jobs
-      using back where jobs.id = any (array[back.id]) and back.is_removed and back.attempts_before is not null
+      using back
+      where jobs.id = any (array[back.id]) and back.is_removed and not back.is_cancelled and back.attempts_before is not null
     ), unlocked as (
       update _private_jobs as jobs
       set
         locked_at = null,
         locked_by = null,
-        last_error = coalesce(back.error, jobs.last_error),
+        last_error = case when back.is_cancelled then jobs.last_error else coalesce(back.error, jobs.last_error) end,
         run_at = case
+          when back.is_cancelled then coalesce(local_time, now())
           when back.attempts_before is not null then jobs.run_at
           else coalesce(
             back.run_at,
@@ -613,6 +616,7 @@ begin
           )
         end,
         attempts = case
+          when back.is_cancelled then jobs.max_attempts
           when back.attempts_before is not null then back.attempts_before
           when back.attempts = -1 and not back.is_removed and jobs.key is not distinct from back.key
             then greatest(jobs.attempts - 1, 0)
@@ -622,7 +626,7 @@ begin
         payload = coalesce(back.payload::json, jobs.payload),
         updated_at = now()
       from back
-      where jobs.id = any (array[back.id]) and not (back.is_removed and back.attempts_before is not null)
+      where jobs.id = any (array[back.id]) and (back.is_cancelled or not (back.is_removed and back.attempts_before is not null))
     )
     select array_agg(id), ended_lanes || coalesce(array_agg(distinct job_queue_id), '{}') into back_now, ended_lanes from back;
   end if;
