@@ -110,26 +110,6 @@ async fn a_running_job_is_asked_to_stop_and_is_not_retried() {
 }
 
 #[tokio::test]
-async fn cancelling_takes_effect_in_a_few_milliseconds() {
-    let db = Db::installed().await;
-    let (started, mut begun) = stoppable(options(&db)).await;
-    until_worker_listens(&db).await;
-    let mut times = Vec::new();
-    for _ in 0..20 {
-        let id = add(&db, "'t'").await;
-        begun.recv().await;
-        let asked = std::time::Instant::now();
-        cancel(&db, id, CancelOptions::default()).await;
-        until_cancelled(&db, id).await;
-        times.push(asked.elapsed());
-    }
-    times.sort_unstable();
-    // `until` looks every few milliseconds, and other tests run at the same time: this is not a measurement.
-    assert!(times[10] < Duration::from_millis(500), "{times:?}");
-    started.stop().await;
-}
-
-#[tokio::test]
 async fn a_job_that_succeeds_although_it_was_cancelled_is_done() {
     let db = Db::installed().await;
     let held = Held::default();

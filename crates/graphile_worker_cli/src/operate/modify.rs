@@ -381,7 +381,7 @@ struct Line {
     priority: Option<i16>,
     #[serde(default)]
     flags: Option<Vec<String>>,
-    #[serde(default, alias = "expiresAt", deserialize_with = "time")]
+    #[serde(default, alias = "expiresAt", deserialize_with = "expiry")]
     expires_at: Option<DateTime<Utc>>,
 }
 
@@ -390,8 +390,16 @@ fn empty_payload() -> Box<RawValue> {
 }
 
 fn time<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    named_time("run_at", value)
+}
+
+fn expiry<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    named_time("expires_at", value)
+}
+
+fn named_time<'de, D: serde::Deserializer<'de>>(name: &str, value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
     let text = Option::<String>::deserialize(value)?;
-    let wrong = |problem| serde::de::Error::custom(format!("run_at or expires_at is not a time: {problem}"));
+    let wrong = |problem| serde::de::Error::custom(format!("{name} is not a time: {problem}"));
     text.map(|text| arguments::time(&text).map_err(wrong)).transpose()
 }
 
