@@ -462,7 +462,7 @@ fn merged<'j>(jobs: impl Iterator<Item = &'j NewJob> + Clone) -> Vec<Parameter> 
 
 fn position_and_job(row: &PgRow) -> sqlx::Result<(usize, Job)> {
     let position: i64 = row.try_get("position")?;
-    Ok((usize::try_from(position).unwrap_or(usize::MAX), rows::job(row, None)?))
+    Ok((usize::try_from(position).unwrap_or(usize::MAX), rows::job(row)?))
 }
 
 async fn notify(statements: &Statements, connection: &mut PoolConnection<Postgres>, count: usize) -> sqlx::Result<()> {

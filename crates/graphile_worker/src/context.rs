@@ -1,5 +1,5 @@
 //! The context that a handler gets: the job, ways to add jobs, the application's extensions, and a
-//! cancellation token. It also holds the run's state for the worker: the timeout, and whether the handler
+//! cancellation token. It also holds the run's state for the worker (`Running`): the timeout, and whether the handler
 //! completed the job itself. `worker::execute` runs handlers.
 
 use crate::db::Statements;
@@ -8,6 +8,7 @@ use crate::hooks::{
     BeforeJobRunContext, HookRegistry, JobEventContext, ShutdownReason, WorkerEventContext, WorkerShutdownContext,
 };
 use crate::job::Job;
+use crate::task::Task;
 use crate::worker_utils::WorkerUtils;
 use crate::{BatchTaskHandler, Error, JobSpec, RawJobSpec, TaskHandler};
 use serde::Serialize;
@@ -17,7 +18,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -101,27 +102,84 @@ impl OpenBatch {
     }
 }
 
-/// State of a running job.
-#[derive(Default)]
-struct RunState {
+/// A running job: what its handler, its runner and `worker::inflight` share.
+pub(crate) struct Running {
+    pub(crate) job: Arc<Job>,
+    pub(crate) task: Arc<Task>,
+    /// The batch in which its claim was not written when it started.
+    pub(crate) batch: Option<Arc<OpenBatch>>,
+    /// The number of the reply that delivered the job.
+    pub(crate) reply: u64,
+    pub(crate) started: Instant,
     /// Whether the handler completed the job in its own transaction.
     completed: AtomicBool,
+    /// Made on first use: most runs have no timeout, and most handlers do not ask for the token.
+    end: OnceLock<Box<RunEnd>>,
+}
+
+/// How a run is asked to end.
+#[derive(Default)]
+struct RunEnd {
+    cancellation: CancellationToken,
     /// Notified when the handler must return now or be dropped.
     must_end: Notify,
     timeout: RunClock,
 }
 
-/// When the timeout of a run started.
-struct RunClock {
-    /// `None` while the timeout is paused, because the job waits for something it cannot influence.
-    since: Mutex<Option<Instant>>,
-    changed: Notify,
+impl Running {
+    pub(crate) fn new(
+        job: Arc<Job>,
+        task: Arc<Task>,
+        batch: Option<Arc<OpenBatch>>,
+        reply: u64,
+        started: Instant,
+    ) -> Running {
+        Running { job, task, batch, reply, started, completed: AtomicBool::new(false), end: OnceLock::new() }
+    }
+
+    fn end(&self) -> &RunEnd {
+        self.end.get_or_init(Box::default)
+    }
+
+    /// Cancelled when the job should stop.
+    pub(crate) fn cancellation(&self) -> &CancellationToken {
+        &self.end().cancellation
+    }
+
+    /// The timeout has passed: the handler must return now, or the worker drops it.
+    pub(crate) fn request_end(&self) {
+        self.cancellation().cancel();
+        self.end().must_end.notify_one();
+    }
+
+    /// Starts the timeout, or starts it again from zero.
+    pub(crate) fn restart_timeout(&self) {
+        self.end().timeout.set(Some(Instant::now()));
+    }
+
+    /// Returns when the job has run for this long, pauses not counted.
+    pub(crate) async fn has_run_for(&self, timeout: Duration) {
+        let clock = &self.end().timeout;
+        loop {
+            match clock.since() {
+                None => clock.changed.notified().await,
+                Some(since) if since.elapsed() >= timeout => return,
+                Some(since) => tokio::time::sleep(timeout.saturating_sub(since.elapsed())).await,
+            }
+        }
+    }
+
+    pub(crate) fn completed_by_handler(&self) -> bool {
+        self.completed.load(Ordering::Acquire)
+    }
 }
 
-impl Default for RunClock {
-    fn default() -> RunClock {
-        RunClock { since: Mutex::new(Some(Instant::now())), changed: Notify::new() }
-    }
+/// When the timeout of a run started.
+#[derive(Default)]
+struct RunClock {
+    /// `None` before it starts, and while it is paused, because the job waits for something it cannot influence.
+    since: Mutex<Option<Instant>>,
+    changed: Notify,
 }
 
 impl RunClock {
@@ -138,11 +196,7 @@ impl RunClock {
 /// The context of a running job. Cheap to clone.
 #[derive(Clone)]
 pub struct WorkerContext {
-    job: Arc<Job>,
-    cancellation: CancellationToken,
-    /// The batch in which its claim is not written yet.
-    batch: Option<Arc<OpenBatch>>,
-    run_state: Arc<RunState>,
+    running: Arc<Running>,
     shared: Arc<Shared>,
 }
 
@@ -150,29 +204,24 @@ impl fmt::Debug for WorkerContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerContext")
             .field("worker_id", &self.worker_id())
-            .field("job", &self.job)
+            .field("job", self.job())
             .finish_non_exhaustive()
     }
 }
 
 impl WorkerContext {
-    pub(crate) fn new(
-        job: Arc<Job>,
-        cancellation: CancellationToken,
-        batch: Option<Arc<OpenBatch>>,
-        shared: Arc<Shared>,
-    ) -> WorkerContext {
-        WorkerContext { job, cancellation, batch, run_state: Arc::default(), shared }
+    pub(crate) fn new(running: Arc<Running>, shared: Arc<Shared>) -> WorkerContext {
+        WorkerContext { running, shared }
     }
 
     /// The job.
     pub fn job(&self) -> &Job {
-        &self.job
+        &self.running.job
     }
 
     /// The job's payload, as stored.
     pub fn payload(&self) -> &RawValue {
-        &self.job.payload
+        &self.job().payload
     }
 
     /// The id of the worker that runs the job.
@@ -193,7 +242,7 @@ impl WorkerContext {
 
     /// Cancelled when the job should stop: its timeout has passed, or the worker is shutting down.
     pub fn cancellation_token(&self) -> &CancellationToken {
-        &self.cancellation
+        self.running.cancellation()
     }
 
     /// The application's pool. The worker itself uses connections of its own.
@@ -245,8 +294,8 @@ impl WorkerContext {
     /// # Ok(()) }
     /// ```
     pub async fn complete_in(&self, mut transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
-        let context = || format!("complete job {} in its handler's transaction", self.job.id);
-        if let Some(batch) = &self.batch {
+        let context = || format!("complete job {} in its handler's transaction", self.job().id);
+        if let Some(batch) = &self.running.batch {
             // The row is locked, and shows no claim that this transaction could check.
             batch.write_claims().await;
         }
@@ -255,55 +304,33 @@ impl WorkerContext {
             .statements
             .complete_in_transaction
             .query()
-            .bind(self.job.id)
+            .bind(self.job().id)
             .bind(self.worker_id())
-            .bind(self.job.locked_at)
+            .bind(self.job().locked_at)
             .execute(&mut *transaction)
             .await
             .context(context)?
             .rows_affected();
         if deleted == 0 {
-            return Err(Error::NotOwned { job_id: self.job.id });
+            return Err(Error::NotOwned { job_id: self.job().id });
         }
         crate::db::session::commit(transaction).await.context(context)?;
-        self.run_state.completed.store(true, Ordering::Release);
+        self.running.completed.store(true, Ordering::Release);
         Ok(())
-    }
-
-    /// The timeout has passed: the handler must return now, or the worker drops it.
-    pub(crate) fn request_end(&self) {
-        self.cancellation.cancel();
-        self.run_state.must_end.notify_one();
     }
 
     /// Returns when the job's timeout has passed. The worker drops the job if it does not end soon.
     pub async fn timed_out(&self) {
-        self.run_state.must_end.notified().await;
+        self.running.end().must_end.notified().await;
     }
 
     /// Stops the timeout while the job waits for something that is not its fault, such as a free process.
     pub fn pause_timeout(&self) {
-        self.run_state.timeout.set(None);
+        self.running.end().timeout.set(None);
     }
 
     /// Starts the timeout again, from zero.
     pub fn restart_timeout(&self) {
-        self.run_state.timeout.set(Some(Instant::now()));
-    }
-
-    /// Returns when the job has run for this long, pauses not counted.
-    pub(crate) async fn has_run_for(&self, timeout: Duration) {
-        let clock = &self.run_state.timeout;
-        loop {
-            match clock.since() {
-                None => clock.changed.notified().await,
-                Some(since) if since.elapsed() >= timeout => return,
-                Some(since) => tokio::time::sleep(timeout.saturating_sub(since.elapsed())).await,
-            }
-        }
-    }
-
-    pub(crate) fn completed_by_handler(&self) -> bool {
-        self.run_state.completed.load(Ordering::Acquire)
+        self.running.restart_timeout();
     }
 }

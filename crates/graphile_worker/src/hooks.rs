@@ -367,8 +367,12 @@ impl HookRegistry {
         handlers.map_or(&[], Vec::as_slice)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.handlers.is_empty()
+    }
+
     pub(crate) fn has<E: Event>(&self) -> bool {
-        !self.handlers.is_empty() && !self.handlers::<E>().is_empty()
+        !self.is_empty() && !self.handlers::<E>().is_empty()
     }
 
     /// Calls all hooks of the event. Builds the context only if there are any.

@@ -72,6 +72,16 @@ fn text<S: serde::Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl Job {
+    /// The named queue, of which one job at a time may run. A limited queue has a negative id, and its limit decides.
+    pub(crate) fn serial_queue(&self) -> Option<i32> {
+        self.job_queue_id.filter(|id| *id > 0)
+    }
+
+    /// The limited queue (`worker/limits.rs`).
+    pub(crate) fn limited_queue(&self) -> Option<i32> {
+        self.job_queue_id.filter(|id| *id < 0)
+    }
+
     /// Same as the field [`id`](Job::id).
     pub fn id(&self) -> &i64 {
         &self.id

@@ -59,6 +59,7 @@ mod context;
 mod cron;
 mod db;
 mod error;
+mod fast_map;
 mod flags;
 pub mod hooks;
 mod inspect;

@@ -361,7 +361,7 @@ impl WorkerUtils {
         let context = || "move the waiting jobs under their limits".to_owned();
         let mut moved = 0;
         loop {
-            let row = self.fetch_one(self.statements()?.settle_lanes.query()).await.context(context)?;
+            let row = self.fetch_one(self.statements()?.settle_limits.query()).await.context(context)?;
             match row.try_get::<i64, _>(0).context(context)? {
                 0 => return Ok(()),
                 more => moved += more.unsigned_abs(),

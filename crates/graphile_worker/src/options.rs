@@ -740,7 +740,7 @@ impl WorkerOptions {
 
     /// The tasks that are defined in code, by name.
     pub(crate) fn tasks_in_code(&mut self) -> Result<Tasks, Error> {
-        let mut by_name = Tasks::new();
+        let mut by_name = Tasks::default();
         for mut task in std::mem::take(&mut self.tasks) {
             if let Some(options) = self.task_options.get(&*task.identifier) {
                 task.options = options.clone();

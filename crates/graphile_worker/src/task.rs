@@ -2,11 +2,11 @@
 //! `worker::execute` calls handlers; `worker::settle` decides what a result means for the job.
 
 use crate::context::WorkerContext;
+use crate::fast_map::FastMap;
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
@@ -459,7 +459,7 @@ pub(crate) struct Task {
 const CANCEL_GRACE: Duration = Duration::from_millis(100);
 
 /// The tasks of a worker, by name.
-pub(crate) type Tasks = HashMap<Arc<str>, Arc<Task>>;
+pub(crate) type Tasks = FastMap<Arc<str>, Arc<Task>>;
 
 impl Task {
     pub(crate) fn handler<T: TaskHandler>() -> Task {

@@ -14,7 +14,7 @@ select
     join :"schema"._rs_limits as members on members.group_id = limits.id
     join :"schema"._rs_lanes as lanes on lanes.limit_id = members.id or lanes.task_id = members.task_id
     where limits.paused_until > now()
-  ) as paused_lanes,
+  ) as paused_queues,
   array(
     select task_id from :"schema"._rs_limits where task_id is not null and not is_dropped
   ) as limited_tasks,

@@ -43,7 +43,7 @@ create or replace function :"schema"._rs_notify_limits()
 returns void language sql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
-  select pg_notify('worker:limits', '')
+  select pg_notify('worker:limits', (select nspname from pg_namespace where oid = (select relnamespace from pg_class where oid = '_rs_limits'::regclass))::text)
 $$;
 
 -- The limit of a queue: that of its name, otherwise that of the longest pattern that it matches, otherwise null.
@@ -675,6 +675,8 @@ create or replace function :"schema"._rs_claim_from_lanes(
   locked_at timestamptz, revision int, flags jsonb, clock timestamptz, contended boolean, next_at timestamptz
 ) language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
+-- The session of a worker turns it off. A claim from a thousand lanes would take seconds.
+set enable_hashjoin = on
 as $$
 #variable_conflict use_column
 declare
@@ -766,7 +768,7 @@ begin
     -- Whoever has locked the row of a lane may claim from it. What the next statements read is therefore current.
     won := array(
       select lanes.id from unnest(tried) as lane_id join _rs_lanes as lanes on lanes.id = any (array[lane_id])
-      limit 100 + 2 * wanted + cardinality(ended_lanes)
+      limit 20 + greatest(wanted, cardinality(ended_lanes))
       for no key update of lanes skip locked
     );
   end if;
@@ -946,6 +948,8 @@ begin
         returning
           jobs.id, jobs.job_queue_id, jobs.task_id, jobs.payload::text as payload, jobs.priority, jobs.run_at, jobs.attempts, jobs.max_attempts,
           jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.revision, jobs.flags
+      ), due_counts as materialized (
+        select lane_id, count(*) as jobs from due group by lane_id
       ), taken as materialized (
         select lane_id, count(*)::int as jobs from chosen group by lane_id
       ),
@@ -976,7 +980,7 @@ begin
             when coalesce(taken.jobs, 0) >= own.n and own.n < wanted then
               case when own.rate is not null and own.task_id is null
                 then greatest(own.tat, now()) + (taken.jobs - own.burst) * (own.per / own.rate) else 'infinity' end
-            when coalesce(taken.jobs, 0) < (select count(*) from due where due.lane_id = own.id) then
+            when coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) then
               case when stopped.limit_id = any (shared) then 'infinity' else '-infinity' end::timestamptz
             when waiting.is_due and coalesce(taken.jobs, 0) = 0 then '-infinity'
             else coalesce(waiting.next_run_at, 'infinity')
@@ -984,10 +988,11 @@ begin
           case
             when own.task_id is not null and (own.n <= 0 or coalesce(taken.jobs, 0) >= own.n and own.n < wanted) then
               (select shared_rooms.id from shared_rooms where shared_rooms.task_id = own.task_id)
-            when own.n > 0 and coalesce(taken.jobs, 0) < (select count(*) from due where due.lane_id = own.id) and stopped.limit_id = any (shared) then stopped.limit_id
+            when own.n > 0 and coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) and stopped.limit_id = any (shared) then stopped.limit_id
           end as waits_for
         from own
         left join taken on taken.lane_id = own.id
+        left join due_counts on due_counts.lane_id = own.id
         left join waiting on waiting.lane_id = own.id
         left join stopped on stopped.lane_id = own.id
       ), written as (
@@ -1008,8 +1013,10 @@ begin
       ),
       -- Lanes that have become open and that this worker leaves to others: jobs of tasks that it does not run.
       for_others as (
-        select from states join own on own.id = states.id
-        where states.ready_at = '-infinity' and own.ready_at <> '-infinity' and not exists (select from taken where taken.lane_id = own.id)
+        select from states
+        join own on own.id = states.id
+        left join taken on taken.lane_id = states.id
+        where states.ready_at = '-infinity' and own.ready_at <> '-infinity' and taken.lane_id is null
         limit 1
       )
       select claimed.*, null::timestamptz, null::boolean, null::timestamptz from claimed

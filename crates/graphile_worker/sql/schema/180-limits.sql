@@ -49,7 +49,6 @@ create table if not exists :"schema"._rs_lanes (
 ) with (fillfactor = 50);
 create unique index if not exists _rs_lanes_of_queues on :"schema"._rs_lanes (queue_name) where queue_name is not null;
 create unique index if not exists _rs_lanes_of_tasks on :"schema"._rs_lanes (task_id) where task_id is not null;
-create index if not exists _rs_lanes_of_limits on :"schema"._rs_lanes (limit_id) where limit_id is not null;
 create index if not exists _rs_lanes_open on :"schema"._rs_lanes (turn) where ready_at operator(pg_catalog.=) '-infinity';
 create index if not exists _rs_lanes_due on :"schema"._rs_lanes (ready_at)
   where ready_at operator(pg_catalog.>) '-infinity' and ready_at operator(pg_catalog.<) 'infinity';
@@ -72,7 +71,6 @@ comment on index :"schema"._rs_limits_name_key is 'Finds a limit by its name.';
 comment on index :"schema"._rs_limits_of_tasks is 'Finds the limit of a task.';
 comment on index :"schema"._rs_lanes_of_queues is 'Finds the lane of a queue.';
 comment on index :"schema"._rs_lanes_of_tasks is 'Finds the lane of a task.';
-comment on index :"schema"._rs_lanes_of_limits is 'Finds the lanes of a limit.';
 comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs and room, in the order of their turns.';
 comment on index :"schema"._rs_lanes_due is 'For claims: lanes that have to be looked at later.';
 comment on index :"schema"._rs_lanes_waiting is 'For claims: lanes that wait for room in a shared limit.';

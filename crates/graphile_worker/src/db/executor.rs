@@ -76,7 +76,7 @@ impl sealed::DriverRow for PgRow {
     }
 
     fn job(&self, context: &dyn Fn() -> String) -> Result<Job, Error> {
-        rows::job(self, None).context(context)
+        rows::job(self).context(context)
     }
 
     fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {

@@ -3,11 +3,10 @@
 
 use crate::Error;
 use crate::db::executor::sealed;
-use crate::db::rows::job_from_row;
+use crate::db::rows::{JobColumns, Text, job_from_row};
 use crate::db::{Parameter, Statement};
 use crate::job::Job;
 use serde_json::value::RawValue;
-use std::sync::Arc;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{GenericClient, Row};
 
@@ -66,8 +65,8 @@ impl From<tokio_postgres::Error> for Failure {
 }
 
 fn job(row: &Row) -> Result<Job, Failure> {
-    let named_in_the_row: Option<Arc<str>> = None;
-    job_from_row!(row, named_in_the_row, Failure::Json)
+    let Text { text: identifier, .. } = row.try_get("task_identifier")?;
+    job_from_row!(row.try_get, JobColumns::NAMES, identifier.into(), Failure::Json)
 }
 
 /// With its type, the statement needs no name and is sent in one message: one round trip, and no state for a

@@ -86,7 +86,7 @@ impl Sweep<'_> {
         let rows = query.fetch_all(&mut *transaction).await.context(context)?;
         let held: Vec<(Arc<Job>, Arc<str>)> = rows
             .iter()
-            .map(|row| Ok((Arc::new(rows::job(row, None)?), rows::text(row, "locked_by")?.into())))
+            .map(|row| Ok((Arc::new(rows::job(row)?), rows::text(row, "locked_by")?.into())))
             .collect::<sqlx::Result<_>>()
             .context(context)?;
         let mut decisions = Decisions::default();

@@ -440,7 +440,7 @@ impl Lane {
     fn ended(&mut self, batch: &Arc<OpenBatch>, end: BatchEnd, unrecorded: Vec<Ended>, is_confirmed: bool) {
         self.inflight.batch_ended(batch, is_confirmed, unrecorded);
         if self.shared.hooks.has::<JobComplete>() && !end.ended.is_empty() {
-            let report = Report { ended: end.ended, free_queues: Vec::new() };
+            let report = Report { ended: end.ended, ..Report::default() };
             let shared = self.shared.clone();
             self.hooks.spawn_on(async move { shared.emit_completed(report).await }, &self.application);
         }

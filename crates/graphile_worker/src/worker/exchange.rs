@@ -17,15 +17,19 @@ use super::report::{Answer, ClaimRequest, Ended, Lane, Report};
 use super::settle::{Attempts, NextRun, Settlement, Unlock};
 use crate::Error;
 use crate::context::Shared;
+use crate::db::rows::JobReader;
 use crate::db::session::{self, Session};
 use crate::db::{Statements, rows};
 use crate::error::Context;
+use crate::fast_map::FastMap;
 use crate::hooks::FetchError;
 use crate::job::Job;
 use crate::retry::RetryPauses;
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use futures_util::TryStreamExt;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{Connection, PgConnection, Postgres, Row};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,13 +39,13 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tracing::{debug, info, warn};
 
 /// The time limit of a query whose answer the worker can do without. Behind a pooler, no other limit applies.
-const OPTIONAL_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const OPTIONAL_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a worker reloads the ids of its tasks.
 const TASK_ID_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The longest delay of a job: a hundred years. Longer delays are cut to this.
-const LATEST_RUN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(super) const LATEST_RUN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The pauses between attempts to reach the database.
 const RECONNECT_PAUSES: RetryPauses = RetryPauses::new(Duration::from_millis(50), Duration::from_secs(10));
@@ -93,6 +97,8 @@ pub(crate) struct Lanes {
     /// recorded.
     in_doubt: Mutex<HashSet<i64>>,
     tasks: Mutex<Arc<KnownTasks>>,
+    /// Tasks with a limit. Their jobs are claimed by `exchange_limited`, and not by the other statements.
+    limited_tasks: Mutex<Arc<HashSet<i32>>>,
     claim_start: Mutex<ClaimStart>,
     head_claims: Mutex<HeadClaims>,
     /// Whether the last claim has found that no due job has a queue.
@@ -119,7 +125,7 @@ pub(super) type Texts<'s> = Vec<Option<Cow<'s, str>>>;
 #[derive(Clone, Default)]
 struct KnownTasks {
     /// All names ever loaded, because a job may have been claimed before its task was removed.
-    names: HashMap<i32, Arc<str>>,
+    names: FastMap<i32, Arc<str>>,
     /// The tasks whose jobs the worker claims.
     ids: Vec<i32>,
 }
@@ -153,7 +159,18 @@ impl Lanes {
     pub(super) fn deferred_task_ids(&self) -> Vec<i32> {
         let (tasks, deferred) = (self.tasks(), self.deferred_tasks());
         let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));
-        tasks.ids.iter().filter(is_deferred).copied().collect()
+        self.unlimited(&tasks.ids).iter().filter(is_deferred).copied().collect()
+    }
+
+    /// Those of the tasks that have no limit.
+    fn unlimited(&self, ids: &[i32]) -> Vec<i32> {
+        let limited = self.limited_tasks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ids.iter().filter(|id| !limited.contains(id)).copied().collect()
+    }
+
+    /// Sets the tasks that have a limit.
+    pub(super) fn set_limited_tasks(&self, tasks: HashSet<i32>) {
+        *self.limited_tasks.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(tasks);
     }
 
     /// Those of the tasks whose jobs without a queue an exchange claims.
@@ -479,7 +496,6 @@ impl Exchange {
         let lanes = self.lanes.clone();
         // Uncertain until the answer arrives, also if this future is dropped before.
         let first_is_lost = std::mem::replace(&mut self.uncertain, true);
-        let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
         let mut held = None;
         let mut second_is_lost = lanes.second_lost_an_answer.load(Ordering::Acquire);
         let deferred_is_lost = lanes.deferred_lost_an_answer.load(Ordering::Acquire);
@@ -489,6 +505,7 @@ impl Exchange {
             self.end_earlier_exchanges(&mut connection, first_is_lost, second_is_lost).await?;
             lanes.deferred_lost_an_answer.store(false, Ordering::Release);
             let (mut jobs, queues) = self.held(&mut connection).await?;
+            let reported: HashMap<i64, &Job> = report.ended.iter().map(|ended| (ended.job.id, &*ended.job)).collect();
             jobs.retain(|job| !reported.get(&job.id).is_some_and(|reported| reported.is_same_claim(job)));
             held = Some((jobs, queues));
             lanes.second_lost_an_answer.store(false, Ordering::Release);
@@ -618,11 +635,15 @@ impl Exchange {
         free_queues: &[i32],
         request: &ClaimRequest,
     ) -> Result<Answer, Error> {
+        if report.is_limited {
+            return self.exchange_limited(connection, report, request).await;
+        }
         let no_queued_wait = self.lanes.no_queued_wait.load(Ordering::Acquire);
         let is_simple = report.is_simple() && free_queues.is_empty() && request.limits.is_empty();
         // If the deferred lanes claim the jobs of some of the tasks, the jobs of the others are claimed task by task.
-        let unqueued = self.lanes.not_deferred(&self.lanes.tasks().ids);
-        let is_one_order = unqueued.is_empty() || unqueued.len() == self.lanes.tasks().ids.len();
+        let unlimited = self.lanes.unlimited(&self.lanes.tasks().ids);
+        let unqueued = self.lanes.not_deferred(&unlimited);
+        let is_one_order = unqueued.is_empty() || unqueued.len() == unlimited.len();
         let is_only_claim = is_simple && report.is_empty() && request.jobs > 0;
         if is_only_claim
             && is_one_order
@@ -647,7 +668,7 @@ impl Exchange {
         request: &ClaimRequest,
     ) -> Result<Option<Answer>, Error> {
         let context = || "claim jobs".to_owned();
-        let rows = self
+        let query = self
             .statements
             .claim_head
             .query()
@@ -658,13 +679,9 @@ impl Exchange {
             .bind(request.freshness)
             .bind(&request.flags.forbidden)
             .bind(&request.flags.accepted)
-            .bind(&request.flags.allowed)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let Some((about, jobs)) = rows.split_last() else { return Ok(None) };
+            .bind(&request.flags.allowed);
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
         let is_conclusive: bool = about.try_get("is_conclusive").context(context)?;
-        let jobs = self.jobs(jobs).context(context)?;
         let mut head_claims = self.lanes.head_claims();
         match (is_conclusive, jobs.is_empty()) {
             (true, _) => head_claims.was_conclusive(),
@@ -705,14 +722,14 @@ impl Exchange {
         }
         let started = Instant::now();
         let start = self.lanes.claim_start().next(started);
-        let rows = self
+        let query = self
             .statements
             .exchange_unqueued
             .query()
             .bind(&*self.shared.worker_id)
             .bind(done)
             .bind(done_at)
-            .bind(self.lanes.not_deferred(&self.lanes.tasks().ids))
+            .bind(self.lanes.not_deferred(&self.lanes.unlimited(&self.lanes.tasks().ids)))
             .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
             .bind(start.map(|start| start.priority))
             .bind(start.map(|start| start.run_at))
@@ -726,23 +743,13 @@ impl Exchange {
             .bind(&self.lanes.tasks().ids)
             .bind(placed)
             .bind(placed_at)
-            .bind(rows::array_of_places(&places))
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let Some((about, claimed)) = rows.split_last() {
-            answer.missed_jobs = missed_jobs(about).context(context)?;
-            // Otherwise there are jobs of unknown tasks among them.
-            if claimed.len() == answer.jobs.len() {
-                for (job, row) in answer.jobs.iter_mut().zip(claimed) {
-                    job.place = row.try_get("place").context(context)?;
-                }
-            }
-        }
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(rows::array_of_places(places.into_iter()));
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        answer.missed_jobs = missed_jobs(&about).context(context)?;
+        if request.jobs > 0 {
             let is_full = answer.jobs.len() >= request.jobs;
-            let first_job = first_job(about).context(context)?;
+            let first_job = first_job(&about).context(context)?;
             self.lanes.claim_start().claimed(start, first_job, is_full, started.elapsed(), Instant::now());
             self.lanes.head_claims().read_everything(is_full);
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
@@ -767,12 +774,13 @@ impl Exchange {
         let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
         let limit = i32::try_from(request.jobs).unwrap_or(i32::MAX);
         let (task_ids, limits) = self.tasks_and_limits(request);
-        let unqueued_task_ids = self.lanes.not_deferred(&task_ids);
+        let unlimited = self.lanes.unlimited(&task_ids);
+        let unqueued_task_ids = self.lanes.not_deferred(&unlimited);
         // Task by task, as if there were limits: the tasks of the deferred lanes may have a million jobs in front.
-        let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == task_ids.len();
+        let is_one_order = unqueued_task_ids.is_empty() || unqueued_task_ids.len() == unlimited.len();
         let limits = limits.or_else(|| (!is_one_order).then(|| vec![None; task_ids.len()]));
         let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
-        let rows = self
+        let query = self
             .statements
             .exchange
             .query()
@@ -798,15 +806,13 @@ impl Exchange {
             .bind(CLAIM_BYTES)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
-            .bind(unqueued_task_ids)
-            .fetch_all(connection)
-            .await
-            .context(context)?;
-        let mut answer = self.answer(&rows).context(context)?;
-        if let (Some(about), true) = (rows.last(), request.jobs > 0) {
+            .bind(unqueued_task_ids);
+        let Claimed { jobs, rows, about } = self.claim(query, connection).await.context(context)?;
+        let mut answer = answer(jobs, &about).context(context)?;
+        if request.jobs > 0 {
             let queued_wait: bool = about.try_get("queued_wait").context(context)?;
             self.lanes.no_queued_wait.store(!queued_wait, Ordering::Release);
-            self.lanes.head_claims().read_everything(rows.len() > request.jobs);
+            self.lanes.head_claims().read_everything(rows >= request.jobs);
             answer.is_partial = about.try_get("is_partial").context(context)?;
         }
         Ok(answer)
@@ -826,21 +832,24 @@ impl Exchange {
         (errors, payloads)
     }
 
-    /// The claimed jobs, and the last row, which is about the exchange itself.
-    fn answer(&self, rows: &[PgRow]) -> sqlx::Result<Answer> {
-        let Some((about, jobs)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound) };
-        Ok(Answer {
-            jobs: self.jobs(jobs)?,
-            blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
-            blocked_queues: about.try_get("blocked_queues")?,
-            rejected_jobs: about.try_get("rejected_jobs")?,
-            missed_jobs: HashSet::new(),
-            contended: about.try_get("contended")?,
-            clock: about.try_get("clock")?,
-            is_partial: false,
-            nothing_waits: false,
-            took: Duration::ZERO,
-        })
+    /// Runs a statement that claims jobs. Reads each row when the next one arrives: a thousand rows would not fit into the
+    /// processor's caches (bench/RESULTS.md, "The client").
+    pub(super) async fn claim(
+        &self,
+        query: Query<'_, Postgres, PgArguments>,
+        connection: &mut PgConnection,
+    ) -> sqlx::Result<Claimed> {
+        let tasks = self.lanes.tasks();
+        let mut reader = JobReader::new(&tasks.names);
+        let (mut jobs, mut claimed) = (Vec::new(), 0);
+        let mut rows = query.fetch(connection);
+        let mut last = rows.try_next().await?.ok_or(sqlx::Error::RowNotFound)?;
+        while let Some(row) = rows.try_next().await? {
+            claimed += 1;
+            jobs.extend(reader.read(&last)?.map(Arc::new));
+            last = row;
+        }
+        Ok(Claimed { jobs, rows: claimed, about: last })
     }
 
     async fn held(&self, connection: &mut PgConnection) -> Result<(Vec<Job>, Vec<i32>), Error> {
@@ -905,7 +914,7 @@ impl Exchange {
     }
 
     /// The tasks that may run more jobs and, if any task has a limit, how many more jobs of each.
-    fn tasks_and_limits(&self, request: &ClaimRequest) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
+    pub(super) fn tasks_and_limits(&self, request: &ClaimRequest) -> (Vec<i32>, Option<Vec<Option<i32>>>) {
         let tasks = self.lanes.tasks();
         if request.limits.is_empty() {
             return (tasks.ids.clone(), None);
@@ -921,11 +930,8 @@ impl Exchange {
 
     pub(super) fn jobs(&self, rows: &[PgRow]) -> sqlx::Result<Vec<Job>> {
         let tasks = self.lanes.tasks();
-        let known = |row: &PgRow| -> sqlx::Result<Option<Job>> {
-            let Some(identifier) = tasks.names.get(&row.try_get("task_id")?) else { return Ok(None) };
-            rows::job(row, Some(identifier.clone())).map(Some)
-        };
-        rows.iter().filter_map(|row| known(row).transpose()).collect()
+        let mut reader = JobReader::new(&tasks.names);
+        rows.iter().filter_map(|row| reader.read(row).transpose()).collect()
     }
 
     /// Whether this worker may hold jobs that it does not know.
@@ -974,6 +980,32 @@ fn connection_name(worker_id: &str, lane: Lane) -> String {
         Lane::First => format!("graphile_worker {worker_id}"),
         Lane::Second => format!("graphile_worker {worker_id} 2"),
     }
+}
+
+/// The rows of a statement that claims jobs.
+pub(super) struct Claimed {
+    /// Those whose tasks are known.
+    pub(super) jobs: Vec<Arc<Job>>,
+    /// How many were claimed.
+    rows: usize,
+    /// The last row, which is about the claim itself.
+    pub(super) about: PgRow,
+}
+
+fn answer(jobs: Vec<Arc<Job>>, about: &PgRow) -> sqlx::Result<Answer> {
+    Ok(Answer {
+        jobs,
+        blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+        blocked_queues: about.try_get("blocked_queues")?,
+        rejected_jobs: about.try_get("rejected_jobs")?,
+        missed_jobs: HashSet::new(),
+        contended: about.try_get("contended")?,
+        clock: about.try_get("clock")?,
+        is_partial: false,
+        nothing_waits: false,
+        took: Duration::ZERO,
+        claim_again_after: None,
+    })
 }
 
 /// The jobs that a short exchange has not found at their places.

@@ -1,13 +1,14 @@
 //! Executing a job: decodes the payload, calls the handler, catches panics and enforces the timeout. Returns an
 //! outcome; does not touch the database. `settle` decides what the outcome means for the job.
 
-use crate::context::WorkerContext;
+use crate::context::{Running, Shared, WorkerContext};
 use crate::error::panic_message;
 use crate::hooks::HookResult;
-use crate::task::{Retry, Task, TaskError, TaskOutcome, TaskResult};
+use crate::task::{Retry, TaskError, TaskOutcome, TaskResult};
 use futures_util::FutureExt;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a run of a job ended.
@@ -49,30 +50,33 @@ impl Outcome {
 }
 
 /// Runs a job until it ends, panics or times out.
-pub(crate) async fn execute(task: &Task, ctx: WorkerContext) -> Outcome {
-    if !ctx.job().is_utf8 {
+pub(crate) async fn execute(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
+    let task = &running.task;
+    if !running.job.is_utf8 {
         let message = "the payload is not valid UTF-8: correct it in the database, then retry the job";
         return Outcome::Failed { error: TaskError::new(message), remaining: None };
     }
     // In an async block, because the handler may also panic while it creates its future.
-    let running = AssertUnwindSafe(async { (task.run)(ctx.clone()).await }).catch_unwind();
+    let ctx = WorkerContext::new(running.clone(), shared.clone());
+    let run = AssertUnwindSafe(async { (task.run)(ctx).await }).catch_unwind();
     let ended = match task.options.timeout {
-        None => running.await,
+        None => run.await,
         Some(timeout) => {
-            let mut running = std::pin::pin!(running);
+            running.restart_timeout();
+            let mut run = std::pin::pin!(run);
             tokio::select! {
                 biased;
-                ended = &mut running => ended,
-                () = ctx.has_run_for(timeout) => {
-                    ctx.request_end();
-                    let ended = tokio::time::timeout(task.cancel_grace, running).await;
+                ended = &mut run => ended,
+                () = running.has_run_for(timeout) => {
+                    running.request_end();
+                    let ended = tokio::time::timeout(task.cancel_grace, run).await;
                     let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
                     Ok(timed_out(timeout, &last_output.unwrap_or_default()).into())
                 }
             }
         }
     };
-    outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), ctx.completed_by_handler())
+    outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), running.completed_by_handler())
 }
 
 fn outcome(answer: TaskResult, completed_by_handler: bool) -> Outcome {

@@ -12,27 +12,28 @@
 //! - The outcome of a job of an open batch goes to the batch, and that of any other job to the report (`batches`).
 
 mod batches;
+mod ready;
 
 pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGEST_BATCH};
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};
-use crate::context::OpenBatch;
+use crate::context::{OpenBatch, Running};
+use crate::fast_map::{FastMap, FastSet};
 use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
 use crate::task::{Task, Tasks};
-use crate::worker::execute::Outcome;
+use crate::worker::limits::{LimitedTurn, Limits};
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::settle::{self, Settlement};
 use batches::Batches;
 use chrono::{DateTime, Utc};
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use ready::Ready;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
 
 /// The worker releases a claimed job that has waited this long, because another worker may have a free slot for it.
 const MAX_UNSTARTED_HOLD: Duration = Duration::from_secs(1);
@@ -67,15 +68,15 @@ struct State {
     concurrency: usize,
     claim_size: ClaimSize,
     /// Jobs that can start as soon as a slot is free.
-    ready: BinaryHeap<Reverse<ClaimedJob>>,
-    queues: HashMap<i32, Queue>,
+    ready: Ready,
+    queues: FastMap<i32, Queue>,
     /// Jobs whose task is at its limit.
-    over_limit: HashMap<Arc<str>, VecDeque<ClaimedJob>>,
-    running: HashMap<i64, Running>,
+    over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
+    running: FastMap<i64, Arc<Running>>,
     /// New claims of jobs that are running here: a failover has lost their first claim, or an operator has unlocked
     /// them.
-    reclaimed: HashMap<i64, ClaimedJob>,
-    running_by_task: HashMap<Arc<str>, usize>,
+    reclaimed: FastMap<i64, ClaimedJob>,
+    running_by_task: FastMap<Arc<str>, usize>,
     /// Jobs to be reported.
     report: Vec<Ended>,
     /// Jobs whose last report was not written, because another transaction has locked their rows.
@@ -88,6 +89,8 @@ struct State {
     first: Option<OpenExchange>,
     second: Option<OpenExchange>,
     next_claim: NextClaim,
+    limits: Limits,
+    limited_turn: LimitedTurn,
     poll_interval: Duration,
     /// Queues that may have no more jobs in flight.
     idle_queues: Vec<i32>,
@@ -143,10 +146,10 @@ struct QueueReport {
     releases: bool,
 }
 
-fn by_queue(report: &Report) -> HashMap<i32, QueueReport> {
-    let mut by_queue: HashMap<i32, QueueReport> = HashMap::new();
+fn by_queue(report: &Report) -> FastMap<i32, QueueReport> {
+    let mut by_queue: FastMap<i32, QueueReport> = FastMap::default();
     for ended in &report.ended {
-        if let Some(queue) = ended.job.job_queue_id {
+        if let Some(queue) = ended.job.serial_queue() {
             let of_queue = by_queue.entry(queue).or_default();
             of_queue.jobs += 1;
             of_queue.releases |= ended.settlement.keeps_row();
@@ -156,7 +159,7 @@ fn by_queue(report: &Report) -> HashMap<i32, QueueReport> {
 }
 
 struct ClaimedJob {
-    /// A copy from the job, because the heap compares it often.
+    /// A copy from the job, because it is compared often.
     order: (i16, DateTime<Utc>, i64),
     job: Arc<Job>,
     /// The number of the reply that delivered the job.
@@ -167,8 +170,9 @@ struct ClaimedJob {
 }
 
 impl ClaimedJob {
-    fn new(job: Job, reply: u64, since: Instant) -> ClaimedJob {
-        ClaimedJob { order: (job.priority, job.run_at, job.id), job: Arc::new(job), reply, since, batch: None }
+    fn new(job: impl Into<Arc<Job>>, reply: u64, since: Instant) -> ClaimedJob {
+        let job = job.into();
+        ClaimedJob { order: (job.priority, job.run_at, job.id), job, reply, since, batch: None }
     }
 }
 
@@ -192,22 +196,21 @@ impl Ord for ClaimedJob {
     }
 }
 
-#[derive(Clone)]
-pub(crate) struct Running {
-    pub(crate) job: Arc<Job>,
-    pub(crate) task: Arc<Task>,
-    pub(crate) cancellation: CancellationToken,
-    /// The batch in which its claim was not written when it started.
-    pub(crate) batch: Option<Arc<OpenBatch>>,
-    reply: u64,
-    started: Instant,
-}
-
 /// What a runner does next.
 enum NextJob {
-    Job(Running),
+    Job(Arc<Running>),
     Wait,
     Leave,
+}
+
+/// Who has something to do after the state has changed. They are notified once it is unlocked, and only if they may wait:
+/// an atomic write for each job costs more than a comparison.
+#[derive(Default)]
+struct Due {
+    runner: bool,
+    exchange: bool,
+    second_lane: bool,
+    batch: bool,
 }
 
 impl Inflight {
@@ -224,12 +227,12 @@ impl Inflight {
                 new_tasks,
                 concurrency,
                 claim_size: ClaimSize::default(),
-                ready: BinaryHeap::new(),
-                queues: HashMap::new(),
-                over_limit: HashMap::new(),
-                running: HashMap::new(),
-                reclaimed: HashMap::new(),
-                running_by_task: HashMap::new(),
+                ready: Ready::default(),
+                queues: FastMap::default(),
+                over_limit: FastMap::default(),
+                running: FastMap::default(),
+                reclaimed: FastMap::default(),
+                running_by_task: FastMap::default(),
                 report: Vec::new(),
                 blocked: Vec::new(),
                 contended_until: Instant::now(),
@@ -237,6 +240,8 @@ impl Inflight {
                 first: None,
                 second: None,
                 next_claim: NextClaim::new(),
+                limits: Limits::default(),
+                limited_turn: LimitedTurn::default(),
                 poll_interval,
                 idle_queues: Vec::new(),
                 batches: Batches::new(concurrency),
@@ -257,7 +262,7 @@ impl Inflight {
     }
 
     /// Waits for the next job to run. Returns `None` when the worker is stopping.
-    pub(crate) async fn next(&self) -> Option<Running> {
+    pub(crate) async fn next(&self) -> Option<Arc<Running>> {
         // Under load a job is ready, and the runner need not register for notifications.
         if let NextJob::Job(running) = self.start() {
             return Some(running);
@@ -280,7 +285,14 @@ impl Inflight {
     }
 
     fn start(&self) -> NextJob {
-        let mut state = self.state();
+        let now = Instant::now();
+        let mut due = Due::default();
+        let next = self.start_in(&mut self.state(), now, &mut due);
+        self.notify(&due);
+        next
+    }
+
+    fn start_in(&self, state: &mut State, now: Instant, due: &mut Due) -> NextJob {
         if state.closed {
             return NextJob::Leave;
         }
@@ -288,44 +300,59 @@ impl Inflight {
             return NextJob::Wait;
         }
         let ended = state.report.len();
-        let started = state.start();
-        if state.report.len() > ended {
-            // Jobs were released because their task was removed.
-            self.exchange_due.notify_one();
-        }
-        match started {
-            Some(running) => {
-                if !state.ready.is_empty() {
-                    self.job_ready.notify_one();
-                }
-                NextJob::Job(running)
-            }
-            None => NextJob::Wait,
+        let started = state.start(now);
+        // Jobs may have been released because their task was removed.
+        due.exchange |= state.report.len() > ended;
+        due.runner = started.is_some() && !state.ready.is_empty() && state.idle_slots() > 0;
+        started.map_or(NextJob::Wait, NextJob::Job)
+    }
+
+    /// Records how a job has ended, for the next report.
+    pub(crate) fn finished(&self, running: &Running, settlement: Settlement, now: Instant) {
+        let mut due = Due::default();
+        let mut state = self.state();
+        state.finish(running, settlement, now, &mut due);
+        due.runner = !state.ready.is_empty();
+        drop(state);
+        self.notify(&due);
+    }
+
+    /// The same as `finished` and then `next`, but locks the state once.
+    pub(crate) async fn finished_and_next(
+        &self,
+        running: &Running,
+        settlement: Settlement,
+        now: Instant,
+    ) -> Option<Arc<Running>> {
+        let mut due = Due::default();
+        let next = {
+            let mut state = self.state();
+            state.finish(running, settlement, now, &mut due);
+            self.start_in(&mut state, now, &mut due)
+        };
+        self.notify(&due);
+        match next {
+            NextJob::Job(running) => Some(running),
+            NextJob::Wait => self.next().await,
+            NextJob::Leave => None,
         }
     }
 
-    /// Records the outcome of a job for the next report. Returns its settlement.
-    pub(crate) fn finished(&self, running: &Running, outcome: Outcome) -> Settlement {
-        let (settlement, has_more, has_many, is_reported, is_batch_due) = {
-            let mut state = self.state();
-            let reported = state.report.len();
-            let settlement = state.finish(running, outcome);
-            let is_reported = state.report.len() > reported;
-            (settlement, !state.ready.is_empty(), state.has_many_to_report(), is_reported, state.is_batch_due())
-        };
-        if is_reported {
-            self.exchange_due.notify_one();
-        }
-        if is_batch_due {
-            self.batch_due.notify_one();
-        }
-        if has_many {
-            self.second_lane_due.notify_one();
-        }
-        if has_more {
+    fn notify(&self, due: &Due) {
+        let all = [
+            (due.exchange, &self.exchange_due),
+            (due.batch, &self.batch_due),
+            (due.second_lane, &self.second_lane_due),
+            (due.runner, &self.job_ready),
+        ];
+        all.into_iter().filter(|(is_due, _)| *is_due).for_each(|(_, waiting)| waiting.notify_one());
+    }
+
+    /// Wakes a runner for each of so many jobs that have become ready.
+    fn notify_runners(&self, jobs: usize, idle_slots: usize) {
+        for _ in 0..jobs.min(idle_slots) {
             self.job_ready.notify_one();
         }
-        settlement
     }
 
     /// Begins an exchange, if there is anything to report or a claim is due. Returns the report, and how many jobs to
@@ -338,12 +365,14 @@ impl Inflight {
                 state.release_expired(now);
                 state.report_blocked_again(now);
                 let wanted = state.wanted();
-                let report = state.report_of_first_lane();
-                if report.is_empty() && !(wanted > 0 && state.next_claim.is_due(now)) {
+                let is_limited = state.is_limited_turn(wanted, now);
+                let report = state.report_of_first_lane(is_limited);
+                let next_claim = state.next_claim_of(is_limited);
+                if report.is_empty() && !(wanted > 0 && next_claim.is_due(now)) {
                     return None;
                 }
                 if wanted > 0 {
-                    state.next_claim.begin(now);
+                    next_claim.begin(now);
                 }
                 (report, wanted)
             }
@@ -370,7 +399,7 @@ impl Inflight {
     pub(crate) fn receive(&self, lane: Lane, report: Report, answer: Answer) -> Report {
         let count = answer.jobs.len();
         let mut is_batch_due = false;
-        let report = {
+        let (report, idle_slots) = {
             let mut state = self.state();
             let now = Instant::now();
             if let Some(ended) = state.under_way(lane).take()
@@ -386,7 +415,13 @@ impl Inflight {
                 };
                 let poll_interval = state.poll_interval;
                 match lane {
-                    Lane::First => state.next_claim.finish(result, now, poll_interval),
+                    Lane::First => {
+                        let next_claim = state.next_claim_of(report.is_limited);
+                        next_claim.finish(result, now, poll_interval);
+                        if let Some(wait) = answer.claim_again_after {
+                            next_claim.not_after(now + wait);
+                        }
+                    }
                     Lane::Second => state.next_claim.finish_second_lane(result, now),
                 }
             }
@@ -397,7 +432,7 @@ impl Inflight {
             if state.closed {
                 state.release_waiting(|_| true);
             }
-            report
+            (report, state.idle_slots())
         };
         if lane == Lane::Second {
             self.exchange_due.notify_one();
@@ -405,9 +440,7 @@ impl Inflight {
         if is_batch_due {
             self.batch_due.notify_one();
         }
-        for _ in 0..count {
-            self.job_ready.notify_one();
-        }
+        self.notify_runners(count, idle_slots);
         report
     }
 
@@ -415,7 +448,7 @@ impl Inflight {
     pub(crate) fn not_written(&self, lane: Lane, report: Report) {
         let mut state = self.state();
         *state.under_way(lane) = None;
-        state.next_claim.wake(Instant::now());
+        state.next_claim_of(report.is_limited).wake(Instant::now());
         state.restore_report(report);
         drop(state);
         self.exchange_due.notify_one();
@@ -453,7 +486,30 @@ impl Inflight {
 
     /// The same for jobs that an exchange claims.
     pub(crate) fn wake_exchange(&self) {
-        self.state().next_claim.wake(Instant::now());
+        let (mut state, now) = (self.state(), Instant::now());
+        state.next_claim.wake(now);
+        state.limited_turn.next_claim.wake(now);
+    }
+
+    /// Applies changed limits: jobs that are paused do not start.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        let mut state = self.state();
+        if limits.pauses_any() {
+            state.release_waiting(|waiting| limits.is_paused(&waiting.job));
+        }
+        if limits.differs_from(&state.limits) {
+            let now = Instant::now();
+            state.next_claim.wake(now);
+            state.limited_turn.next_claim.wake(now);
+            self.exchange_due.notify_one();
+        }
+        state.limits = limits;
+    }
+
+    /// Whether neither kind of claim is due.
+    pub(crate) fn no_claim_is_due(&self) -> bool {
+        let (state, now) = (self.state(), Instant::now());
+        !state.next_claim.is_due(now) && !(state.limits.any_exist && state.limited_turn.next_claim.is_due(now))
     }
 
     /// A job is due at this time: claim then at the latest.
@@ -464,10 +520,13 @@ impl Inflight {
     /// When the next exchange is due, if nothing else happens before.
     pub(crate) fn next_exchange_at(&self) -> Option<Instant> {
         let state = self.state();
-        let claim = (state.wanted() > 0).then(|| state.next_claim.at());
+        let wants = state.wanted() > 0;
+        let claim = wants.then(|| state.next_claim.at());
+        let limited = (wants && state.limits.any_exist).then(|| state.limited_turn.next_claim.at());
+        let resume = state.limits.all_paused_until.filter(|until| *until > Instant::now());
         let blocked = state.blocked.iter().map(|blocked| blocked.until).min();
         let release = state.waiting().map(|waiting| waiting.since + MAX_UNSTARTED_HOLD).min();
-        [claim, blocked, release].into_iter().flatten().min()
+        [claim, limited, resume, blocked, release].into_iter().flatten().min()
     }
 
     /// How many more jobs of each limited task may be in flight.
@@ -514,7 +573,7 @@ impl Inflight {
         let state = self.state();
         let long_running = state.running.values().filter(|running| running.started.elapsed() >= at_least);
         let jobs: Vec<&Job> = long_running.map(|running| &*running.job).collect();
-        let queues = jobs.iter().filter_map(|job| job.job_queue_id).collect();
+        let queues = jobs.iter().filter_map(|job| job.serial_queue()).collect();
         (jobs.iter().map(|job| job.id).collect(), queues)
     }
 
@@ -548,7 +607,7 @@ impl Inflight {
                 || state.batches.has_written(job)
                 || state.running.get(&job.id).is_some_and(|of| of.job.is_same_claim(job))
         };
-        let unknown: Vec<Job> = held.into_iter().filter(|job| !is_known(job)).collect();
+        let unknown: Vec<Arc<Job>> = held.into_iter().filter(|job| !is_known(job)).map(Arc::new).collect();
         if unknown.is_empty() {
             return;
         }
@@ -563,7 +622,7 @@ impl Inflight {
         state.closed = true;
         state.release_waiting(|_| true);
         for running in state.running.values() {
-            running.cancellation.cancel();
+            running.cancellation().cancel();
         }
         state.batches.notify_changed();
         drop(state);
@@ -575,18 +634,19 @@ impl Inflight {
     /// Ends the jobs that are still running, after their runners were stopped. Returns them.
     pub(crate) fn interrupt(&self, delay: Duration) -> Vec<Arc<Job>> {
         let mut state = self.state();
-        let running: Vec<Running> = state.running.values().cloned().collect();
+        let running: Vec<Arc<Running>> = state.running.values().cloned().collect();
+        let now = Instant::now();
         for interrupted in &running {
-            state.end(interrupted, Settlement::Interrupt { delay });
+            state.end(interrupted, Settlement::Interrupt { delay }, now);
         }
-        running.into_iter().map(|running| running.job).collect()
+        running.into_iter().map(|running| running.job.clone()).collect()
     }
 }
 
 impl State {
     fn waiting(&self) -> impl Iterator<Item = &ClaimedJob> {
         let behind = self.queues.values().flat_map(|queue| &queue.behind);
-        self.ready.iter().map(|Reverse(waiting)| waiting).chain(behind).chain(self.over_limit.values().flatten())
+        self.ready.iter().chain(behind).chain(self.over_limit.values().flatten())
     }
 
     /// Jobs that have ended and are not in a report under way.
@@ -609,7 +669,7 @@ impl State {
 
     /// How many jobs to claim, given the jobs in flight and those being claimed.
     fn wanted(&self) -> usize {
-        if self.closed {
+        if self.closed || self.limits.all_paused() {
             return 0;
         }
         let claiming = |under_way: &Option<OpenExchange>| under_way.as_ref().map_or(0, |under_way| under_way.wanted);
@@ -617,6 +677,11 @@ impl State {
         // A batch that waits for a slot must not keep other tasks waiting: it is over in a moment.
         let in_flight = self.in_flight().saturating_sub(self.batches.unstarted());
         self.claim_size.wanted(self.concurrency, in_flight + being_claimed)
+    }
+
+    /// How many runners run no job. Only those may wait for one.
+    fn idle_slots(&self) -> usize {
+        self.concurrency.saturating_sub(self.running.len())
     }
 
     fn has_many_to_report(&self) -> bool {
@@ -630,15 +695,36 @@ impl State {
 
     /// All jobs to be reported, except those that could conflict with a claim of the second lane, and the queues to
     /// free.
-    fn report_of_first_lane(&mut self) -> Report {
+    fn report_of_first_lane(&mut self, is_limited: bool) -> Report {
         let began = self.second.as_ref().map(|second| second.began);
         let ended = match began {
-            None => std::mem::take(&mut self.report),
-            Some(began) => self.take_from_report(|ended| ended.reply <= began),
+            None if !self.limited_turn.has_limited_jobs => std::mem::take(&mut self.report),
+            began => self.take_from_report(|ended| {
+                began.is_none_or(|began| ended.reply <= began) && ended.job.limited_queue().is_some() == is_limited
+            }),
         };
-        let mut report = Report { ended, free_queues: Vec::new() };
-        report.free_queues = self.free_queues(&report);
+        let mut report = Report { ended, free_queues: Vec::new(), is_limited };
+        if !is_limited {
+            report.free_queues = self.free_queues(&report);
+        }
         report
+    }
+
+    /// Whether the next exchange is about jobs under limits. If both kinds have something to do, they take turns.
+    fn is_limited_turn(&mut self, wanted: usize, now: Instant) -> bool {
+        if !self.limits.any_exist && !self.limited_turn.has_limited_jobs {
+            return false;
+        }
+        let has_ended =
+            |is_limited: bool| self.report.iter().any(|ended| ended.job.limited_queue().is_some() == is_limited);
+        let limited =
+            has_ended(true) || (wanted > 0 && self.limits.any_exist && self.limited_turn.next_claim.is_due(now));
+        let others = has_ended(false) || !self.idle_queues.is_empty() || (wanted > 0 && self.next_claim.is_due(now));
+        self.limited_turn.next(limited, others)
+    }
+
+    fn next_claim_of(&mut self, is_limited: bool) -> &mut NextClaim {
+        if is_limited { &mut self.limited_turn.next_claim } else { &mut self.next_claim }
     }
 
     /// Completed jobs without a queue. The first lane reports those of a queue, because it keeps their order.
@@ -647,7 +733,7 @@ impl State {
         let ended = self.take_from_report(|ended| {
             ended.reply <= began && ended.job.job_queue_id.is_none() && !ended.settlement.keeps_row()
         });
-        Report { ended, free_queues: Vec::new() }
+        Report { ended, ..Report::default() }
     }
 
     fn take_from_report(&mut self, wanted: impl Fn(&Ended) -> bool) -> Vec<Ended> {
@@ -680,7 +766,7 @@ impl State {
     /// Puts back a report that was not written, in front of the jobs that have ended since.
     fn restore_report(&mut self, mut report: Report) {
         for id in std::mem::take(&mut report.free_queues) {
-            let unreported = report.ended.iter().filter(|ended| ended.job.job_queue_id == Some(id)).count();
+            let unreported = report.ended.iter().filter(|ended| ended.job.serial_queue() == Some(id)).count();
             self.hold_again(id, unreported);
         }
         report.ended.append(&mut self.report);
@@ -705,15 +791,15 @@ impl State {
             let missed = report.ended.extract_if(.., |ended| answer.missed_jobs.contains(&ended.job.id));
             self.report.extend(missed.map(|ended| Ended { is_missed: true, ..ended }));
         }
-        let freed: HashSet<i32> = report.free_queues.iter().copied().collect();
-        for id in report.ended.iter().filter_map(|ended| ended.job.job_queue_id) {
+        let freed: FastSet<i32> = report.free_queues.iter().copied().collect();
+        for id in report.ended.iter().filter_map(|ended| ended.job.serial_queue()) {
             // A queue that this report freed is no longer held, or was claimed again since.
             if let Some(queue) = self.queues.get_mut(&id).filter(|_| !freed.contains(&id)) {
                 queue.unreported -= 1;
             }
         }
         for id in &answer.blocked_queues {
-            let unreported = blocked.iter().filter(|ended| ended.job.job_queue_id == Some(*id)).count();
+            let unreported = blocked.iter().filter(|ended| ended.job.serial_queue() == Some(*id)).count();
             self.hold_again(*id, unreported);
         }
         if !blocked.is_empty() {
@@ -731,10 +817,11 @@ impl State {
         self.report.extend(due.map(|blocked| blocked.ended));
     }
 
-    fn receive(&mut self, jobs: Vec<Job>) {
+    fn receive(&mut self, jobs: Vec<Arc<Job>>) {
         self.replies += 1;
         let (since, reply) = (Instant::now(), self.replies);
-        self.release_claimed_again(&jobs);
+        self.release_claimed_again(jobs.iter().map(|job| job.id));
+        self.limited_turn.has_limited_jobs |= jobs.first().is_some_and(|job| job.limited_queue().is_some());
         let mut jobs: Vec<ClaimedJob> = jobs.into_iter().map(|job| ClaimedJob::new(job, reply, since)).collect();
         jobs.sort();
         for waiting in jobs {
@@ -748,25 +835,25 @@ impl State {
 
     /// Jobs that wait here under an older claim, which an operator has unlocked or a failover has lost. To release what the
     /// worker does not hold changes nothing.
-    fn release_claimed_again(&mut self, jobs: &[Job]) {
-        if jobs.is_empty() || self.waiting().next().is_none() {
+    fn release_claimed_again(&mut self, claimed: impl Iterator<Item = i64>) {
+        if self.waiting().next().is_none() {
             return;
         }
-        let claimed: HashSet<i64> = jobs.iter().map(|job| job.id).collect();
+        let claimed: FastSet<i64> = claimed.collect();
         if self.waiting().any(|waiting| claimed.contains(&waiting.job.id)) {
             self.release_waiting(|waiting| claimed.contains(&waiting.job.id));
         }
     }
 
     fn take_in(&mut self, waiting: ClaimedJob) {
-        match waiting.job.job_queue_id {
-            None => self.ready.push(Reverse(waiting)),
+        match waiting.job.serial_queue() {
+            None => self.ready.push(waiting),
             Some(queue) => {
                 let queue = self.queues.entry(queue).or_default();
                 if std::mem::replace(&mut queue.has_head, true) {
                     queue.behind.push_back(waiting);
                 } else {
-                    self.ready.push(Reverse(waiting));
+                    self.ready.push(waiting);
                 }
             }
         }
@@ -780,60 +867,59 @@ impl State {
         }
     }
 
-    fn start(&mut self) -> Option<Running> {
+    fn start(&mut self, now: Instant) -> Option<Arc<Running>> {
         self.take_new_tasks();
         loop {
-            let Reverse(waiting) = self.ready.pop()?;
-            let identifier = waiting.job.task_identifier.clone();
-            let Some(task) = self.tasks.get(&identifier).cloned() else {
+            let waiting = self.ready.pop()?;
+            let identifier = &waiting.job.task_identifier;
+            let Some(task) = self.tasks.get(identifier) else {
                 // The job was claimed just before its task was removed.
-                self.ready.push(Reverse(waiting));
+                self.ready.push(waiting);
                 self.release_removed();
                 continue;
             };
-            let limit = task.options.max_concurrent;
-            let count = self.running_by_task.entry(identifier.clone()).or_default();
-            if limit.is_some_and(|limit| *count >= limit) {
-                self.over_limit.entry(identifier).or_default().push_back(waiting);
+            let count = match self.running_by_task.get_mut(identifier) {
+                Some(count) => count,
+                None => self.running_by_task.entry(identifier.clone()).or_default(),
+            };
+            if task.options.max_concurrent.is_some_and(|limit| *count >= limit) {
+                self.over_limit.entry(identifier.clone()).or_default().push_back(waiting);
                 continue;
             }
             *count += 1;
-            let running = Running {
-                job: waiting.job,
-                task,
-                cancellation: CancellationToken::new(),
-                batch: waiting.batch,
-                reply: waiting.reply,
-                started: Instant::now(),
-            };
+            let ClaimedJob { job, batch, reply, .. } = waiting;
+            let running = Arc::new(Running::new(job, task.clone(), batch, reply, now));
             self.running.insert(running.job.id, running.clone());
             self.batches.started(running.batch.as_ref());
             return Some(running);
         }
     }
 
-    fn finish(&mut self, running: &Running, outcome: Outcome) -> Settlement {
-        let took = running.started.elapsed();
+    fn finish(&mut self, running: &Running, settlement: Settlement, now: Instant, due: &mut Due) {
+        let reported = self.report.len();
+        let ran = now - running.started;
         if running.batch.is_some() {
-            self.batches.ran(took);
+            self.batches.ran(ran);
         } else {
-            self.claim_size.job(took);
+            self.claim_size.job(ran);
         }
-        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
-        self.end(running, settlement.clone());
-        settlement
+        self.end(running, settlement, now);
+        // If the first lane has an exchange under way, it looks at the report afterwards.
+        due.exchange = self.report.len() > reported && self.first.is_none();
+        due.second_lane = self.has_many_to_report();
+        due.batch = self.is_batch_due();
     }
 
-    fn end(&mut self, running: &Running, settlement: Settlement) {
+    fn end(&mut self, running: &Running, settlement: Settlement, now: Instant) {
         let job = &running.job;
         self.running.remove(&job.id);
         if let Some(count) = self.running_by_task.get_mut(&job.task_identifier) {
             *count -= 1;
         }
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
-            self.ready.push(Reverse(next));
+            self.ready.push(next);
         }
-        let ran = running.started.elapsed();
+        let ran = now - running.started;
         let (mut reported, mut reply) = (job.clone(), running.reply);
         let again = self.reclaimed.remove(&job.id);
         let another = match again {
@@ -859,11 +945,11 @@ impl State {
 
     /// The head of a queue has ended: the next job becomes ready, or the queue becomes idle.
     fn advance_queue(&mut self, job: &Job) {
-        let Some(id) = job.job_queue_id else { return };
+        let Some(id) = job.serial_queue() else { return };
         let queue = self.queues.entry(id).or_default();
         queue.unreported += 1;
         match queue.behind.pop_front() {
-            Some(next) => self.ready.push(Reverse(next)),
+            Some(next) => self.ready.push(next),
             None => {
                 queue.has_head = false;
                 self.idle_queues.push(id);
@@ -893,11 +979,11 @@ impl State {
             }
         }
         let over_limit = std::mem::take(&mut self.over_limit).into_values().flatten();
-        let ready = std::mem::take(&mut self.ready).into_iter().map(|Reverse(waiting)| waiting);
-        let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = ready.chain(over_limit).partition(is_unwanted);
-        self.ready = kept.into_iter().map(Reverse).collect();
+        let waiting = self.ready.take().chain(over_limit);
+        let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = waiting.partition(is_unwanted);
+        self.ready = kept.into_iter().collect();
         for waiting in unwanted {
-            if let Some(id) = waiting.job.job_queue_id
+            if let Some(id) = waiting.job.serial_queue()
                 && let Some(queue) = self.queues.get_mut(&id)
             {
                 queue.has_head = false;
@@ -912,7 +998,7 @@ impl State {
                 self.batches.dropped(batch);
                 continue;
             }
-            if let Some(queue) = waiting.job.job_queue_id.and_then(|id| self.queues.get_mut(&id)) {
+            if let Some(queue) = waiting.job.serial_queue().and_then(|id| self.queues.get_mut(&id)) {
                 queue.unreported += 1;
             }
             let settlement = settle::release(&waiting.job);
@@ -926,6 +1012,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::TaskOptions;
+    use crate::worker::execute::Outcome;
 
     fn tasks(names: &[&str]) -> Arc<Tasks> {
         let task = |name: &str| Task::function(name, TaskOptions::default(), |_: serde_json::Value, _| async {});
@@ -940,9 +1027,16 @@ mod tests {
         inflight_with(&watch::Sender::new(tasks(&["t"])))
     }
 
+    fn claimed(jobs: Vec<Job>) -> Answer {
+        Answer { jobs: jobs.into_iter().map(Arc::new).collect(), ..Answer::default() }
+    }
+
+    fn jobs_of_queue(queue: Option<i32>, ids: std::ops::Range<i64>) -> Vec<Job> {
+        ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect()
+    }
+
     fn of_queue(queue: Option<i32>, ids: std::ops::Range<i64>) -> Answer {
-        let jobs = ids.map(|id| Job { job_queue_id: queue, ..Job::example(id) }).collect();
-        Answer { jobs, ..Answer::default() }
+        claimed(jobs_of_queue(queue, ids))
     }
 
     fn blocked(jobs: &[i64], queues: &[i32]) -> Answer {
@@ -961,13 +1055,18 @@ mod tests {
         exchange(inflight, Lane::First, of_queue(queue, ids));
     }
 
-    fn start(inflight: &Inflight) -> Option<Running> {
-        inflight.state().start()
+    fn start(inflight: &Inflight) -> Option<Arc<Running>> {
+        inflight.state().start(Instant::now())
+    }
+
+    fn finish(inflight: &Inflight, running: &Running, outcome: Outcome) {
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        inflight.finished(running, settlement, Instant::now());
     }
 
     fn finish_all(inflight: &Inflight) {
         while let Some(running) = start(inflight) {
-            inflight.finished(&running, Outcome::Done);
+            finish(inflight, &running, Outcome::Done);
         }
     }
 
@@ -1013,7 +1112,7 @@ mod tests {
         let failed = start(&inflight).expect("a job");
         finish_all(&inflight);
         let error = crate::TaskError::new("oops");
-        inflight.finished(&failed, Outcome::Failed { error, remaining: None });
+        finish(&inflight, &failed, Outcome::Failed { error, remaining: None });
         finish_all(&inflight);
         let unqueued = ids(inflight.begin(Lane::Second, false));
         assert!(unqueued.iter().all(|id| *id >= MANY && *id != failed.job.id), "{unqueued:?}");
@@ -1050,7 +1149,6 @@ mod tests {
         let now = watch::Sender::new(tasks(&["t", "u"]));
         let inflight = inflight_with(&now);
         let of_u = |id| Job { task_identifier: "u".into(), ..Job::example(id) };
-        let claimed = |jobs| Answer { jobs, ..Answer::default() };
         exchange(&inflight, Lane::First, claimed(vec![Job::example(1), Job::example(2), of_u(3)]));
         let started = start(&inflight).expect("a job");
         now.send_replace(tasks(&["u"]));
@@ -1058,7 +1156,7 @@ mod tests {
         assert_eq!((started.job.id, next.job.id), (1, 3));
         inflight.receive(Lane::First, Report::default(), claimed(vec![Job::example(4)]));
         assert!(start(&inflight).is_none(), "the job was claimed before its task was removed");
-        inflight.finished(&started, Outcome::Done);
+        finish(&inflight, &started, Outcome::Done);
         let (report, _) = inflight.begin(Lane::First, false).expect("a report");
         let settled: Vec<_> = report.ended.iter().map(|ended| (ended.job.id, ended.settlement.clone())).collect();
         let released = |id| (id, settle::release(&Job::example(id)));
@@ -1101,7 +1199,7 @@ mod tests {
         let head = start(&inflight).expect("the first job of the queue");
         // The jobs behind the head have waited too long, and the head ends before their release is reported.
         wait_too_long(&inflight);
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
         let report = exchange(&inflight, Lane::First, Answer::default());
@@ -1120,7 +1218,7 @@ mod tests {
         let head = start(&inflight).expect("the first job of the queue");
         wait_too_long(&inflight);
         assert!(inflight.begin(Lane::First, false).is_none(), "they wait for the second lane's answer");
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         inflight.receive(Lane::Second, second_report, Answer::default());
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
@@ -1133,11 +1231,11 @@ mod tests {
         let inflight = inflight_with(&now);
         let job = |id, task: &str| Job { task_identifier: task.into(), job_queue_id: Some(7), ..Job::example(id) };
         let jobs = vec![job(1, "u"), job(2, "t"), job(3, "u")];
-        exchange(&inflight, Lane::First, Answer { jobs, ..Answer::default() });
+        exchange(&inflight, Lane::First, claimed(jobs));
         let head = start(&inflight).expect("the first job of the queue");
         now.send_replace(tasks(&["u"]));
         assert!(start(&inflight).is_none());
-        inflight.finished(&head, Outcome::Done);
+        finish(&inflight, &head, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), &report.free_queues[..]), (vec![2, 3], &[][..]));
         assert_eq!(exchange(&inflight, Lane::First, Answer::default()).free_queues, [7]);
@@ -1198,7 +1296,7 @@ mod tests {
         let inflight = inflight();
         let at = |seconds| Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) };
         inflight.wake_claim();
-        exchange(&inflight, Lane::First, Answer { jobs: vec![at(1)], ..Answer::default() });
+        exchange(&inflight, Lane::First, claimed(vec![at(1)]));
         finish_all(&inflight);
         inflight.reconcile(vec![at(1), at(3601)], &[]);
         assert!(start(&inflight).is_none(), "it is to be reported, and its lock was kept fresh");
@@ -1211,13 +1309,9 @@ mod tests {
     fn a_running_job_that_is_claimed_again_is_reported_once_under_its_new_claim() {
         for queue in [None, Some(7)] {
             let inflight = inflight();
-            let at = |seconds| Answer {
-                jobs: vec![Job {
-                    job_queue_id: queue,
-                    locked_at: DateTime::from_timestamp(seconds, 0),
-                    ..Job::example(1)
-                }],
-                ..Answer::default()
+            let at = |seconds| {
+                let locked_at = DateTime::from_timestamp(seconds, 0);
+                claimed(vec![Job { job_queue_id: queue, locked_at, ..Job::example(1) }])
             };
             inflight.wake_claim();
             exchange(&inflight, Lane::First, at(1));
@@ -1226,7 +1320,7 @@ mod tests {
             inflight.wake_claim();
             exchange(&inflight, Lane::First, at(5));
             assert!(start(&inflight).is_none(), "it runs already");
-            inflight.finished(&running, Outcome::Done);
+            finish(&inflight, &running, Outcome::Done);
             let report = exchange(&inflight, Lane::First, Answer::default());
             assert_eq!(report.ended.len(), 1);
             assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(5, 0));
@@ -1237,13 +1331,9 @@ mod tests {
     #[test]
     fn another_job_with_the_id_of_a_running_one_waits_for_its_end() {
         let inflight = inflight();
-        let created_at = |seconds| Answer {
-            jobs: vec![Job {
-                created_at: DateTime::from_timestamp(seconds, 0).expect("a time"),
-                locked_at: DateTime::from_timestamp(seconds, 0),
-                ..Job::example(1)
-            }],
-            ..Answer::default()
+        let created_at = |seconds| {
+            let at = DateTime::from_timestamp(seconds, 0);
+            claimed(vec![Job { created_at: at.expect("a time"), locked_at: at, ..Job::example(1) }])
         };
         inflight.wake_claim();
         exchange(&inflight, Lane::First, created_at(1));
@@ -1251,14 +1341,17 @@ mod tests {
         inflight.wake_claim();
         exchange(&inflight, Lane::First, created_at(5));
         assert!(start(&inflight).is_none());
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert_eq!(start(&inflight).expect("the other job").job.locked_at, DateTime::from_timestamp(5, 0));
     }
 
-    /// A claim of job 1 at that second.
+    /// Job 1, claimed at that second.
+    fn job_of(seconds: i64) -> Job {
+        Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) }
+    }
+
     fn claimed_at(seconds: i64) -> Answer {
-        let job = Job { locked_at: DateTime::from_timestamp(seconds, 0), ..Job::example(1) };
-        Answer { jobs: vec![job], ..Answer::default() }
+        claimed(vec![job_of(seconds)])
     }
 
     #[test]
@@ -1268,11 +1361,10 @@ mod tests {
         exchange(&inflight, Lane::First, claimed_at(1));
         let running = start(&inflight).expect("a job");
         // It was unlocked, and a keyed add has put another event into it.
-        let mut again = claimed_at(5);
-        again.jobs[0].revision += 1;
+        let again = Job { revision: 1, ..job_of(5) };
         inflight.wake_claim();
-        exchange(&inflight, Lane::First, again);
-        inflight.finished(&running, Outcome::Done);
+        exchange(&inflight, Lane::First, claimed(vec![again]));
+        finish(&inflight, &running, Outcome::Done);
         assert_eq!(start(&inflight).expect("the event").job.locked_at, DateTime::from_timestamp(5, 0));
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(1, 0), "which the fence rejects");
@@ -1291,7 +1383,7 @@ mod tests {
         assert!(start(&inflight).is_none(), "it runs already");
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!((released(&report), report.ended[0].job.locked_at), (vec![1], DateTime::from_timestamp(1, 0)));
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         exchange(&inflight, Lane::First, Answer::default());
         assert!(inflight.is_empty());
     }
@@ -1305,8 +1397,8 @@ mod tests {
         // An operator has unlocked it, and a failover has lost that and the new claim.
         inflight.wake_claim();
         exchange(&inflight, Lane::First, claimed_at(5));
-        inflight.reconcile(claimed_at(1).jobs, &[]);
-        inflight.finished(&running, Outcome::Done);
+        inflight.reconcile(vec![job_of(1)], &[]);
+        finish(&inflight, &running, Outcome::Done);
         let report = exchange(&inflight, Lane::First, Answer::default());
         assert_eq!(report.ended[0].job.locked_at, DateTime::from_timestamp(1, 0));
         assert!(inflight.is_empty());
@@ -1317,7 +1409,7 @@ mod tests {
         let inflight = inflight();
         claim(&inflight, Some(7), 1..2);
         // One queue of which it has a job, and one that it has freed before.
-        inflight.reconcile(of_queue(Some(7), 1..2).jobs, &[7, 8]);
+        inflight.reconcile(jobs_of_queue(Some(7), 1..2), &[7, 8]);
         let (report, _) = inflight.begin(Lane::First, false).expect("a report");
         assert_eq!((report.ended.len(), &report.free_queues[..]), (0, &[8][..]));
         inflight.receive(Lane::First, report, Answer::default());

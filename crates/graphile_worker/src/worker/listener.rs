@@ -66,6 +66,8 @@ struct LedgerChecks {
     may_have_missed: AtomicBool,
     /// The name of a task was deleted, so the ids of tasks may have changed.
     tasks_changed: AtomicBool,
+    /// Limits have changed, or the listener may have missed that.
+    limits_changed: AtomicBool,
     /// The worker cannot listen, and polls.
     is_poll_only: AtomicBool,
     /// How many workers listen, about.
@@ -130,6 +132,10 @@ impl Listener {
     }
 
     /// Whether the ids of tasks may have changed since the last call.
+    pub(crate) fn take_limits_changed(&self) -> bool {
+        self.checks.limits_changed.swap(false, Ordering::AcqRel)
+    }
+
     pub(crate) fn take_tasks_changed(&self) -> bool {
         self.checks.tasks_changed.swap(false, Ordering::AcqRel)
     }
@@ -191,6 +197,7 @@ async fn listen_forever(
                 // Notifications may have been missed before the connection listened.
                 checks.may_have_missed.store(true, Ordering::Release);
                 checks.tasks_changed.store(true, Ordering::Release);
+                checks.limits_changed.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || shared.event(None)).await;
                 let error = listen(&mut listener, &on.config, &shared, &woken, &shutdown_notice, &checks).await;
@@ -252,7 +259,9 @@ async fn connect(on: &ListenOn, worker_id: &str) -> sqlx::Result<Option<PgListen
     let mut listener = PgListener::connect_with(&pool).await?;
     // `listen_forever` reconnects, not sqlx.
     listener.eager_reconnect(false);
-    listener.listen_all(["jobs:insert", "worker:migrate", "worker:tasks", &probe_channel(worker_id)]).await?;
+    listener
+        .listen_all(["jobs:insert", "worker:migrate", "worker:tasks", "worker:limits", &probe_channel(worker_id)])
+        .await?;
     Ok(Some(listener))
 }
 
@@ -309,6 +318,10 @@ async fn listen(
                             Duration::ZERO => woken.notify_one(),
                             delay => wake_up.plan(Instant::now() + delay),
                         }
+                    }
+                    "worker:limits" if notification.payload() == shared.statements.schema.name() => {
+                        checks.limits_changed.store(true, Ordering::Release);
+                        woken.notify_one();
                     }
                     "worker:tasks" if notification.payload() == shared.statements.schema.name() => {
                         checks.tasks_changed.store(true, Ordering::Release);

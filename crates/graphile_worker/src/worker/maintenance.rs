@@ -22,6 +22,12 @@ const FRESH_LOCKS_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// How often a worker that polls checks whether a newer release changes the schema.
 const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How often a worker reads the limits, besides when it is notified of a change.
+const LIMITS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often a worker puts waiting jobs where the limits want them, if there are limits.
+const SETTLE_INTERVAL: Duration = Duration::from_secs(2);
+
 /// How often a worker counts the workers, at most; only if jobs were added meanwhile.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -32,6 +38,8 @@ pub(super) struct Maintenance {
     stale_locks_at: Instant,
     ledgers_at: Instant,
     count_at: Instant,
+    limits_at: Instant,
+    settle_at: Option<Instant>,
     has_warned_of_blocked: bool,
 }
 
@@ -44,6 +52,8 @@ impl Maintenance {
             stale_locks_at: now,
             ledgers_at: now + LEDGERS_INTERVAL,
             count_at: now,
+            limits_at: now,
+            settle_at: None,
             has_warned_of_blocked: false,
         }
     }
@@ -80,6 +90,25 @@ impl Maintenance {
         self.count_at = Instant::now() + jittered(COUNT_INTERVAL);
         if let Some(workers) = exchange.count_workers().await {
             listener.set_workers(workers);
+        }
+    }
+
+    /// Reads the limits if they may have changed, and puts waiting jobs where they want them.
+    pub(super) async fn follow_limits(&mut self, exchange: &mut Exchange, listener: &Listener, inflight: &Inflight) {
+        let now = Instant::now();
+        if listener.take_limits_changed() || self.limits_at <= now {
+            match exchange.limits().await {
+                Some(limits) => {
+                    self.limits_at = now + jittered(LIMITS_INTERVAL);
+                    self.settle_at = limits.any_exist.then(|| self.settle_at.unwrap_or(now));
+                    inflight.set_limits(limits);
+                }
+                None => self.limits_at = now + Duration::from_secs(1),
+            }
+        }
+        if self.settle_at.is_some_and(|at| at <= now) {
+            self.settle_at = Some(now + jittered(SETTLE_INTERVAL));
+            exchange.settle_limits().await;
         }
     }
 

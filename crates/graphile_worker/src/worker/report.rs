@@ -25,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) ended: Vec<Ended>,
     /// Queues without any job in flight.
     pub(crate) free_queues: Vec<i32>,
+    /// Whether this is about jobs under limits: all its jobs are, and so are those to claim.
+    pub(crate) is_limited: bool,
 }
 
 /// A job that has ended in this worker and is not recorded yet.
@@ -73,7 +75,7 @@ pub(crate) struct ClaimRequest {
 /// The database's answer to an exchange.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) jobs: Vec<Arc<Job>>,
     /// Reported jobs, and queues to free, that were not written because another transaction has locked their rows.
     pub(crate) blocked_jobs: HashSet<i64>,
     pub(crate) blocked_queues: Vec<i32>,
@@ -92,6 +94,8 @@ pub(crate) struct Answer {
     /// The time of the claim.
     pub(crate) clock: Option<DateTime<Utc>>,
     pub(crate) took: Duration,
+    /// When to claim again at the latest, because a limit then has room.
+    pub(crate) claim_again_after: Option<Duration>,
 }
 
 impl Shared {

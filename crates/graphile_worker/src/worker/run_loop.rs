@@ -9,15 +9,15 @@ use super::Worker;
 use super::deferred::DeferredLanes;
 use super::exchange::{Exchange, Reply};
 use super::execute::{Outcome, execute};
-use super::inflight::{Inflight, Running};
+use super::inflight::Inflight;
 use super::listener::Listener;
 use super::maintenance::Maintenance;
 use super::report::{Answer, ClaimRequest, Lane, Report};
 use super::second_lane::SecondLane;
 use super::settings::Settings;
-use super::settle::Settlement;
+use super::settle::{self, Settlement};
 use crate::Error;
-use crate::context::{Shared, WorkerContext};
+use crate::context::{Running, Shared};
 use crate::flags::FlagFilter;
 use crate::hooks::{
     AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, error, info, info_span, warn};
+use tracing::{Instrument, Span, error, info, info_span, warn};
 
 /// How long the last report may take, and how long after a second request to stop.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -224,6 +224,9 @@ impl<'w> RunLoop<'w> {
             self.exchange.reload_task_ids();
             self.inflight.wake_claim();
         }
+        if self.leave_at.is_none() {
+            self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -288,6 +291,7 @@ impl<'w> RunLoop<'w> {
             self.inflight.wake_batch();
         }
         let Answer { contended, is_partial, nothing_waits, clock, .. } = reply.answer;
+        let is_limited = report.is_limited;
         let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
         let recorded = self.take_in(report, reply);
@@ -313,7 +317,7 @@ impl<'w> RunLoop<'w> {
         }
         if request.jobs > claimed && !contended {
             self.contended_since = None;
-            if !nothing_waits {
+            if !nothing_waits && !is_limited {
                 self.claim_when_due(clock, request.now).await;
             }
         }
@@ -336,6 +340,7 @@ impl<'w> RunLoop<'w> {
     fn is_drained(&mut self, contended: bool) -> bool {
         self.mode == Mode::Drain
             && self.inflight.is_empty()
+            && self.inflight.no_claim_is_due()
             && self.inflight.batches_are_drained()
             && (!contended || self.contended_since.get_or_insert_with(Instant::now).elapsed() >= CONTENTION_TIMEOUT)
     }
@@ -511,8 +516,8 @@ impl Worker {
 
 /// A runner: one slot, which runs one job after the other.
 async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
-    while let Some(running) = inflight.next().await {
-        let started = Instant::now();
+    let mut next = inflight.next().await;
+    while let Some(running) = next {
         let span = info_span!(
             "job",
             label = "job",
@@ -520,32 +525,42 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let outcome = AssertUnwindSafe(run_job(&running, &shared))
-            .catch_unwind()
-            .instrument(span.clone())
-            .await
-            // `execute` catches the panics of handlers, so this is a hook's.
-            .unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
-        let settlement = inflight.finished(&running, outcome);
-        span.in_scope(|| log_end(&running, &settlement, started.elapsed()));
-        let emitted = emit_end(&running, &settlement, started.elapsed(), &shared);
+        let run = AssertUnwindSafe(run_job(&running, &shared)).catch_unwind();
+        let outcome = if span.is_disabled() { run.await } else { run.instrument(span.clone()).await };
+        // `execute` catches the panics of handlers, so this is a hook's.
+        let outcome = outcome.unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        let ended = Instant::now();
+        let ran = ended - running.started;
+        in_span(&span, || log_end(&running, &settlement, ran));
+        if shared.hooks.is_empty() {
+            next = inflight.finished_and_next(&running, settlement, ended).await;
+            continue;
+        }
+        inflight.finished(&running, settlement.clone(), ended);
+        let emitted = emit_end(&running, &settlement, ran, &shared);
         if AssertUnwindSafe(emitted).catch_unwind().await.is_err() {
             span.in_scope(|| error!("a hook panicked; the job's outcome is recorded anyway"));
         }
+        next = inflight.next().await;
     }
 }
 
-async fn run_job(running: &Running, shared: &Arc<Shared>) -> Outcome {
+/// Calls `log` in the span. To enter a span that nobody collects would only look for a logger, several times.
+fn in_span(span: &Span, log: impl FnOnce()) {
+    if span.is_disabled() { log() } else { span.in_scope(log) }
+}
+
+async fn run_job(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
     let hooks = &shared.hooks;
+    if hooks.is_empty() {
+        return execute(running, shared).await;
+    }
     let job = &running.job;
     hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
-        HookResult::Continue => {
-            let ctx =
-                WorkerContext::new(job.clone(), running.cancellation.clone(), running.batch.clone(), shared.clone());
-            execute(&running.task, ctx).await
-        }
+        HookResult::Continue => execute(running, shared).await,
         decision => Outcome::from_hook(decision),
     };
     if outcome == Outcome::Released {
@@ -576,17 +591,17 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
 /// Logs how the handler has ended. The outcome is recorded later, with others. If the database rejects it, because the job was
 /// taken from this worker, a warning with the job follows (`warn_of_rejected` in `exchange`).
 fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
-    let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
+    let ms = || (took.as_secs_f64() * 1e6).round() / 1e3;
     let job = &running.job;
     match settlement {
-        Settlement::Complete | Settlement::CompletedByHandler => info!(ms, "job completed"),
-        Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms, "job released"),
-        Settlement::Snooze { .. } => info!(ms, "job snoozed"),
+        Settlement::Complete | Settlement::CompletedByHandler => info!(ms = ms(), "job completed"),
+        Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms = ms(), "job released"),
+        Settlement::Snooze { .. } => info!(ms = ms(), "job snoozed"),
         Settlement::Retry { error, .. } => {
-            warn!(ms, attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
+            warn!(ms = ms(), attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
         }
         Settlement::GiveUp { error, .. } => {
-            error!(ms, attempts = job.attempts, error, "job failed permanently");
+            error!(ms = ms(), attempts = job.attempts, error, "job failed permanently");
         }
     }
 }

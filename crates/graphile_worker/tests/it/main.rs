@@ -21,6 +21,7 @@ mod flags;
 mod hooks;
 mod inspect;
 mod job_key;
+mod limits;
 mod limits_api;
 mod lock_age;
 mod migrate;

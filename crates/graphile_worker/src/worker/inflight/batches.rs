@@ -16,7 +16,6 @@ use crate::worker::claim_size::ClaimSize;
 use crate::worker::claim_start::{ClaimStart, Position};
 use crate::worker::next_claim::{ClaimResult, NextClaim};
 use crate::worker::report::Ended;
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -270,7 +269,7 @@ impl State {
         let batch = Arc::new(OpenBatch::default());
         self.take_new_tasks();
         self.replies += 1;
-        self.release_claimed_again(&claim.fresh);
+        self.release_claimed_again(claim.fresh.iter().map(|job| job.id));
         let mut open = Batch {
             batch: batch.clone(),
             since: now,
@@ -286,7 +285,7 @@ impl State {
             if !self.running.contains_key(&job.id) && !self.closed {
                 open.size += 1;
                 let waiting = ClaimedJob::new(job, self.replies, now);
-                self.ready.push(Reverse(ClaimedJob { batch: Some(batch.clone()), ..waiting }));
+                self.ready.push(ClaimedJob { batch: Some(batch.clone()), ..waiting });
             }
         }
         (open.unstarted, open.unended) = (open.size, open.size);
@@ -314,11 +313,11 @@ impl Inflight {
 
     /// An exchange has claimed as many jobs as it wanted: if they are short jobs of repeatable tasks, batches claim the next
     /// ones. Returns whether they have started to.
-    pub(super) fn start_batches(&self, state: &mut State, claimed: &[Job]) -> bool {
+    pub(super) fn start_batches(&self, state: &mut State, claimed: &[Arc<Job>]) -> bool {
         if !state.batches.is_active || state.batches.are_running {
             return false;
         }
-        let defers = |job: &&Job| {
+        let defers = |job: &&Arc<Job>| {
             let task = state.tasks.get(&job.task_identifier);
             job.job_queue_id.is_none() && task.is_some_and(|task| task.options.defers_claims())
         };
@@ -452,11 +451,9 @@ impl Inflight {
             state.next_claim.wake(now);
         }
         let batch = (got > 0).then(|| state.open_batch(claim, now));
-        let is_batch_due = state.is_batch_due();
+        let (is_batch_due, idle_slots) = (state.is_batch_due(), state.idle_slots());
         drop(state);
-        for _ in 0..fresh {
-            self.job_ready.notify_one();
-        }
+        self.notify_runners(fresh, idle_slots);
         if is_batch_due {
             self.batch_due.notify_one();
         }
@@ -526,16 +523,15 @@ impl Inflight {
         let written = if is_confirmed { std::mem::take(&mut ended.written) } else { Vec::new() };
         let count = written.len();
         if count > 0 {
-            state.receive(written);
+            state.receive(written.into_iter().map(Arc::new).collect());
         }
         if state.closed {
             state.release_waiting(|_| true);
         }
+        let idle_slots = state.idle_slots();
         drop(state);
         batch.ended.cancel();
-        for _ in 0..count {
-            self.job_ready.notify_one();
-        }
+        self.notify_runners(count, idle_slots);
         self.exchange_due.notify_one();
     }
 
@@ -563,10 +559,11 @@ impl Inflight {
 mod tests {
     use super::*;
     use crate::TaskOptions;
+    use crate::context::Running;
     use crate::task::Task;
     use crate::worker::execute::Outcome;
-    use crate::worker::inflight::Running;
     use crate::worker::report::{Answer, Lane};
+    use crate::worker::settle;
     use tokio::sync::watch;
 
     fn inflight(concurrency: usize) -> Inflight {
@@ -578,7 +575,7 @@ mod tests {
     fn inflight_that_waits_for_a_backlog(concurrency: usize, repeatable: bool) -> Inflight {
         let options = TaskOptions::default().repeatable(repeatable);
         let task = Task::function("t", options, |_: serde_json::Value, _| async {});
-        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into()));
+        let tasks = watch::Sender::new(Arc::new([("t".into(), Arc::new(task))].into_iter().collect()));
         let inflight = Inflight::new(tasks.subscribe(), concurrency, Duration::from_secs(2), Arc::default());
         inflight.set_batches(true);
         inflight
@@ -589,12 +586,16 @@ mod tests {
         inflight.wake_exchange();
         let (report, wanted) = inflight.begin(Lane::First, false).expect("an exchange");
         let jobs = jobs(0..i64::try_from(wanted.min(there_are)).expect("a number"));
-        inflight.receive(Lane::First, report, Answer { jobs, ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs));
         finish_all(inflight);
     }
 
     fn jobs(ids: std::ops::Range<i64>) -> Vec<Job> {
         ids.map(Job::example).collect()
+    }
+
+    fn claimed(jobs: Vec<Job>) -> Answer {
+        Answer { jobs: jobs.into_iter().map(Arc::new).collect(), ..Answer::default() }
     }
 
     /// A batch of these jobs.
@@ -605,13 +606,18 @@ mod tests {
         inflight.open_batch(wanted, claim).expect("a batch")
     }
 
-    fn start(inflight: &Inflight) -> Option<Running> {
-        inflight.state().start()
+    fn finish(inflight: &Inflight, running: &Running, outcome: Outcome) {
+        let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        inflight.finished(running, settlement, Instant::now());
+    }
+
+    fn start(inflight: &Inflight) -> Option<Arc<Running>> {
+        inflight.state().start(Instant::now())
     }
 
     fn finish_all(inflight: &Inflight) {
         while let Some(running) = start(inflight) {
-            inflight.finished(&running, Outcome::Done);
+            finish(inflight, &running, Outcome::Done);
         }
         reported(inflight);
     }
@@ -631,19 +637,19 @@ mod tests {
     fn an_outcome_belongs_to_the_batch_while_it_is_open_and_to_the_report_afterwards() {
         let inflight = inflight(4);
         let batch = open(&inflight, 1..4, 0..0);
-        let running: Vec<Running> = std::iter::from_fn(|| start(&inflight)).collect();
+        let running: Vec<Arc<Running>> = std::iter::from_fn(|| start(&inflight)).collect();
         assert_eq!(running.len(), 3);
-        inflight.finished(&running[0], Outcome::Done);
+        finish(&inflight, &running[0], Outcome::Done);
         let end = inflight.end_batch(&batch);
         let mut still_running: Vec<i64> = end.running.iter().map(|job| job.id).collect();
         still_running.sort_unstable();
         assert_eq!((ids(&end.ended), still_running, end.frees), (vec![1], vec![2, 3], false));
         // One ends while its claim is written, the other one later.
-        inflight.finished(&running[1], Outcome::Done);
+        finish(&inflight, &running[1], Outcome::Done);
         assert!(reported(&inflight).is_empty());
         inflight.batch_ended(&batch, true, Vec::new());
         assert!(batch.ended.is_cancelled());
-        inflight.finished(&running[2], Outcome::Done);
+        finish(&inflight, &running[2], Outcome::Done);
         assert_eq!(reported(&inflight), [2, 3]);
         assert!(inflight.is_empty());
     }
@@ -656,7 +662,7 @@ mod tests {
             assert!(matches!(inflight.hold(&batch), Hold::Until(_)));
             let running = start(&inflight).expect("a job");
             assert_eq!(running.job.id, id);
-            inflight.finished(&running, Outcome::Done);
+            finish(&inflight, &running, Outcome::Done);
         }
         assert_eq!(inflight.hold(&batch), Hold::End);
         let end = inflight.end_batch(&batch);
@@ -674,7 +680,7 @@ mod tests {
         assert!(end.frees && end.running.len() == 1);
         inflight.batch_ended(&batch, true, Vec::new());
         assert!(start(&inflight).is_none());
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert_eq!(reported(&inflight), [1], "to release the others changes nothing");
         inflight.wake_batch();
         assert_eq!(inflight.begin_batch().map(|wanted| wanted.jobs), Some(1));
@@ -691,7 +697,7 @@ mod tests {
             let fresh = jobs(0..i64::try_from(wanted.jobs).expect("a number"));
             let batch = inflight.open_batch(wanted, BatchClaim { fresh, ..BatchClaim::default() }).expect("a batch");
             while let Some(running) = start(&inflight) {
-                inflight.finished(&running, Outcome::Done);
+                finish(&inflight, &running, Outcome::Done);
             }
             inflight.end_batch(&batch);
             inflight.batch_ended(&batch, true, Vec::new());
@@ -708,7 +714,7 @@ mod tests {
             let claim = BatchClaim { fresh: jobs(fresh), written: jobs(written), ..BatchClaim::default() };
             if let Some(batch) = inflight.open_batch(wanted, claim) {
                 while let Some(running) = start(&inflight) {
-                    inflight.finished(&running, Outcome::Done);
+                    finish(&inflight, &running, Outcome::Done);
                 }
                 inflight.end_batch(&batch);
                 inflight.batch_ended(&batch, true, Vec::new());
@@ -773,7 +779,7 @@ mod tests {
         assert!(inflight.end_batch(&batch).has_written);
         inflight.batch_ended(&batch, true, Vec::new());
         while let Some(running) = start(&inflight) {
-            inflight.finished(&running, Outcome::Done);
+            finish(&inflight, &running, Outcome::Done);
         }
         assert_eq!(reported(&inflight), [1, 2]);
     }
@@ -786,7 +792,7 @@ mod tests {
         let end = inflight.end_batch(&batch);
         assert_eq!(end.running.len(), 1);
         // The connection is lost. Meanwhile the job ends, and the first lane sees the claim that was written.
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         inflight.reconcile(jobs(2..3), &[]);
         assert!(start(&inflight).is_none(), "its batch is not over");
         let end = inflight.end_batch(&batch);
@@ -805,9 +811,9 @@ mod tests {
         let running = start(&inflight).expect("a job");
         inflight.wake_exchange();
         let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
-        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs(1..2)));
         assert!(start(&inflight).is_none(), "it runs already");
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert!(inflight.end_batch(&batch).ended.is_empty());
         inflight.batch_ended(&batch, true, Vec::new());
         assert_eq!(reported(&inflight), [1]);
@@ -835,7 +841,7 @@ mod tests {
         let running = start(&inflight).expect("a job");
         inflight.close();
         assert_eq!(inflight.hold(&batch), Hold::End);
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         let end = inflight.end_batch(&batch);
         assert_eq!((ids(&end.ended), end.frees), (vec![1], true));
         assert!(reported(&inflight).is_empty() && !inflight.is_empty());
@@ -865,7 +871,7 @@ mod tests {
         inflight.wake_batch();
         let batch = claim(BatchClaim { fresh: jobs(1..2), ..BatchClaim::default() }).expect("a batch");
         let running = start(&inflight).expect("a job");
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         inflight.end_batch(&batch);
         inflight.batch_ended(&batch, true, Vec::new());
         assert!(!inflight.batches_are_drained(), "it may have added a job");
@@ -878,11 +884,11 @@ mod tests {
         let inflight = inflight(4);
         inflight.wake_exchange();
         let (report, _) = inflight.begin(Lane::First, false).expect("an exchange");
-        inflight.receive(Lane::First, report, Answer { jobs: jobs(1..2), ..Answer::default() });
+        inflight.receive(Lane::First, report, claimed(jobs(1..2)));
         let running = start(&inflight).expect("a job");
         let wanted = inflight.begin_batch().expect("a claim is due");
         // The job adds another one, which the claim does not see.
-        inflight.finished(&running, Outcome::Done);
+        finish(&inflight, &running, Outcome::Done);
         assert!(inflight.open_batch(wanted, BatchClaim::default()).is_none());
         assert_eq!(reported(&inflight), [1]);
         assert!(!inflight.batches_are_drained());

@@ -7,9 +7,11 @@
 --  flags, or null   $21 what time it is, or null for the database's   $22 how many seconds old its heartbeat may be, null if it has
 --  none   $23 how many bytes of payloads it may take, about
 --
--- Returns the claimed jobs and one last row without an id, like `exchange.sql`. `next_at` is when the next claim is due, if nothing
--- happens before.
-select claimed.*, report.blocked_jobs, report.rejected_jobs
+-- Returns the claimed jobs and one last row without an id, like `exchange.sql`. `seconds` is
+-- how long the worker may wait with the next claim, if nothing happens before.
+select
+  claimed.*, report.blocked_jobs, report.rejected_jobs,
+  extract(epoch from claimed.next_at - coalesce($21::timestamptz, now()))::float8 as seconds
 from :"schema"._rs_report_of_lanes(
   $1::text, $2::bigint[], $3::timestamptz[], $4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[],
   $9::int[], $10::text[], $11::text[], $12::int[], $21::timestamptz

@@ -1,0 +1,133 @@
+//! Limits in the database: the exchange of jobs under limits, reading the limits, and putting waiting jobs under them.
+//!
+//! Not here: `limits` decides whose turn it is; `maintenance` has the timers; `exchange` retries until the database answers.
+
+use super::claim_size::CLAIM_BYTES;
+use super::exchange::{Claimed, Exchange, LATEST_RUN, OPTIONAL_QUERY_TIMEOUT, attempts, seconds, time};
+use super::limits::Limits;
+use super::report::{Answer, ClaimRequest, Report};
+use super::settle::{Settlement, Unlock};
+use crate::Error;
+use crate::error::Context;
+use crate::job::Job;
+use sqlx::{PgConnection, Row};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+use tracing::debug;
+
+impl Exchange {
+    /// The exchange of jobs under limits.
+    pub(super) async fn exchange_limited(
+        &self,
+        connection: &mut PgConnection,
+        report: &Report,
+        request: &ClaimRequest,
+    ) -> Result<Answer, Error> {
+        let context = || "exchange jobs under limits with the database".to_owned();
+        let done = report.ended.iter().filter(|ended| ended.settlement == Settlement::Complete);
+        let (done, done_at): (Vec<_>, Vec<_>) = done.map(|ended| (ended.job.id, ended.job.locked_at)).unzip();
+        let unlocked = report.ended.iter().filter_map(|ended| Some((&*ended.job, ended.settlement.unlock()?)));
+        let unlocked: Vec<(&Job, Unlock<'_>)> = unlocked.collect();
+        let (errors, payloads) = self.errors_and_payloads(unlocked.iter().map(|(_, unlock)| unlock));
+        let (task_ids, rooms) = self.tasks_and_limits(request);
+        let (run_queues, run_ms): (Vec<i32>, Vec<f64>) = mean_run_times(report).into_iter().unzip();
+        let query = self
+            .statements
+            .exchange_limited
+            .query()
+            .bind(&*self.shared.worker_id)
+            .bind(done)
+            .bind(done_at)
+            .bind(unlocked.iter().map(|(job, _)| job.id).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(job, _)| job.locked_at).collect::<Vec<_>>())
+            .bind(errors)
+            .bind(unlocked.iter().map(|(_, unlock)| seconds(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| time(unlock.run_at)).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| attempts(unlock.attempts)).collect::<Vec<_>>())
+            .bind(payloads)
+            .bind(unlocked.iter().map(|(job, _)| job.key.as_deref()).collect::<Vec<_>>())
+            .bind(unlocked.iter().map(|(_, unlock)| unlock.released.map(i32::from)).collect::<Vec<_>>())
+            .bind(run_queues)
+            .bind(run_ms)
+            .bind(task_ids)
+            .bind(rooms)
+            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
+            .bind(&request.flags.forbidden)
+            .bind(&request.flags.accepted)
+            .bind(&request.flags.allowed)
+            .bind(request.now)
+            .bind(request.freshness)
+            .bind(CLAIM_BYTES);
+        let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
+        let answer = || -> sqlx::Result<Answer> {
+            let seconds: Option<f64> = about.try_get("seconds")?;
+            Ok(Answer {
+                jobs,
+                blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
+                rejected_jobs: about.try_get("rejected_jobs")?,
+                contended: about.try_get("contended")?,
+                clock: about.try_get("clock")?,
+                claim_again_after: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.001)).ok()),
+                ..Answer::default()
+            })
+        };
+        answer().context(context)
+    }
+
+    /// Reads the limits.
+    pub(super) async fn limits(&mut self) -> Option<Limits> {
+        let connection = self.connection.as_mut()?;
+        let query = self.session.fetch_one(connection, self.statements.limits.query().persistent(false));
+        let Ok(row) = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        let read = row.and_then(|row| {
+            let is_paused: bool = row.try_get("all_paused")?;
+            let seconds: Option<f64> = row.try_get("seconds")?;
+            let pause = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+            let limited_tasks: HashSet<i32> = row.try_get::<Vec<i32>, _>("limited_tasks")?.into_iter().collect();
+            Ok(Limits {
+                any_exist: row.try_get("any_exist")?,
+                all_paused_until: is_paused.then(|| Instant::now() + pause.unwrap_or(LATEST_RUN)),
+                paused_queues: row.try_get::<Vec<i32>, _>("paused_queues")?.into_iter().collect(),
+                limited_tasks,
+            })
+        });
+        match read {
+            Ok(limits) => {
+                self.lanes.set_limited_tasks(limits.limited_tasks.clone());
+                Some(limits)
+            }
+            Err(error) => {
+                debug!(label = "worker", %error, "could not read the limits; retrying");
+                None
+            }
+        }
+    }
+
+    /// Puts waiting jobs where the limits want them.
+    pub(super) async fn settle_limits(&mut self) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        let query = self.session.fetch_one(connection, self.statements.settle_limits.query().persistent(false));
+        match tokio::time::timeout(self.answer_timeout, query).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(label = "worker", %error, "could not put jobs under their limits; retrying"),
+            Err(_) => self.connection = None,
+        }
+    }
+}
+
+/// How many milliseconds a job of each limited queue took on average.
+fn mean_run_times(report: &Report) -> HashMap<i32, f64> {
+    let mut totals: HashMap<i32, (f64, u32)> = HashMap::new();
+    for ended in report.ended.iter().filter(|ended| ended.settlement.has_run()) {
+        if let Some(queue) = ended.job.limited_queue() {
+            let (total, jobs) = totals.entry(queue).or_default();
+            *total += ended.ran.as_secs_f64() * 1e3;
+            *jobs += 1;
+        }
+    }
+    totals.into_iter().map(|(queue, (total, jobs))| (queue, total / f64::from(jobs))).collect()
+}
