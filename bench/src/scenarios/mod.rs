@@ -11,6 +11,7 @@ mod growth;
 mod heartbeats;
 mod idle_fleet;
 mod latency;
+mod limits;
 mod long_transaction;
 mod memory;
 mod payloads;
@@ -68,6 +69,8 @@ pub(crate) enum Scenario {
     Fleet,
     /// One job, or a burst, for 64 idle workers
     IdleFleet,
+    /// Draining and claiming jobs under limits
+    Limits,
     /// Speed while a transaction elsewhere stays open for two minutes (runs only if named)
     LongTransaction,
 }
@@ -97,6 +100,7 @@ impl Scenario {
             Scenario::Scripts => scripts::measure(bench).await,
             Scenario::Fleet => fleet::measure(bench).await,
             Scenario::IdleFleet => idle_fleet::measure(bench).await,
+            Scenario::Limits => limits::measure(bench).await,
             Scenario::LongTransaction => long_transaction::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })

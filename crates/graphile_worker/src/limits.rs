@@ -323,7 +323,7 @@ impl WorkerUtils {
             LimitChange::Set(limit) => {
                 limit.check()?;
                 self.store_limit(limit).await?;
-                self.settle_lanes(progress).await?;
+                self.settle_limits(progress).await?;
                 return Ok(true);
             }
             LimitChange::Drop(name) => (statements.drop_limit.query().bind(name), format!("drop the limit {name}")),
@@ -335,7 +335,7 @@ impl WorkerUtils {
         let row = self.fetch_one(query).await.context(|| what.clone()).map_err(Error::of_limit)?;
         // `pause` returns no column.
         let is_done = if row.is_empty() { true } else { row.try_get(0).context(|| what)? };
-        self.settle_lanes(progress).await?;
+        self.settle_limits(progress).await?;
         Ok(is_done)
     }
 
@@ -358,7 +358,7 @@ impl WorkerUtils {
     }
 
     /// Puts the waiting jobs where the limits want them, until there are none left or another session does it.
-    async fn settle_lanes(&self, mut progress: impl FnMut(u64)) -> Result<(), Error> {
+    async fn settle_limits(&self, mut progress: impl FnMut(u64)) -> Result<(), Error> {
         let context = || "move the waiting jobs under their limits".to_owned();
         let mut moved = 0;
         loop {

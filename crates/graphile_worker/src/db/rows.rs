@@ -221,7 +221,7 @@ pub(crate) fn array_of_places(places: impl Iterator<Item = Place>) -> String {
     array
 }
 
-/// Four times as fast as `write!`.
+/// With it, a place takes 260 instructions; with `format!` and `join`, it took 1,260.
 fn push_number(text: &mut String, number: u32) {
     if number > 9 {
         push_number(text, number / 10);

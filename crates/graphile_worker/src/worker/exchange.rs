@@ -710,7 +710,9 @@ impl Exchange {
     ) -> Result<Answer, Error> {
         let context = || "exchange jobs with the database".to_owned();
         let (mut done, mut done_at) = (Vec::new(), Vec::new());
-        let (mut placed, mut placed_at, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let most = report.ended.len();
+        let (mut placed, mut placed_at) = (Vec::with_capacity(most), Vec::with_capacity(most));
+        let mut places = Vec::with_capacity(most);
         for ended in &report.ended {
             match ended.job.place.filter(|_| !ended.is_missed) {
                 None => (done.push(ended.job.id), done_at.push(ended.job.locked_at)),

@@ -635,9 +635,8 @@ impl Inflight {
     pub(crate) fn interrupt(&self, delay: Duration) -> Vec<Arc<Job>> {
         let mut state = self.state();
         let running: Vec<Arc<Running>> = state.running.values().cloned().collect();
-        let now = Instant::now();
         for interrupted in &running {
-            state.end(interrupted, Settlement::Interrupt { delay }, now);
+            state.end(interrupted, Settlement::Interrupt { delay }, interrupted.started.elapsed());
         }
         running.into_iter().map(|running| running.job.clone()).collect()
     }
@@ -698,7 +697,11 @@ impl State {
     fn report_of_first_lane(&mut self, is_limited: bool) -> Report {
         let began = self.second.as_ref().map(|second| second.began);
         let ended = match began {
-            None if !self.limited_turn.has_limited_jobs => std::mem::take(&mut self.report),
+            None if !self.limited_turn.has_limited_jobs => {
+                // As many may end until the next report.
+                let next = Vec::with_capacity(self.report.len());
+                std::mem::replace(&mut self.report, next)
+            }
             began => self.take_from_report(|ended| {
                 began.is_none_or(|began| ended.reply <= began) && ended.job.limited_queue().is_some() == is_limited
             }),
@@ -737,8 +740,8 @@ impl State {
     }
 
     fn take_from_report(&mut self, wanted: impl Fn(&Ended) -> bool) -> Vec<Ended> {
-        let (taken, kept) = std::mem::take(&mut self.report).into_iter().partition(wanted);
-        self.report = kept;
+        let mut taken = Vec::with_capacity(self.report.len());
+        taken.extend(self.report.extract_if(.., |ended| wanted(ended)));
         taken
     }
 
@@ -903,14 +906,14 @@ impl State {
         } else {
             self.claim_size.job(ran);
         }
-        self.end(running, settlement, now);
+        self.end(running, settlement, ran);
         // If the first lane has an exchange under way, it looks at the report afterwards.
         due.exchange = self.report.len() > reported && self.first.is_none();
         due.second_lane = self.has_many_to_report();
         due.batch = self.is_batch_due();
     }
 
-    fn end(&mut self, running: &Running, settlement: Settlement, now: Instant) {
+    fn end(&mut self, running: &Running, settlement: Settlement, ran: Duration) {
         let job = &running.job;
         self.running.remove(&job.id);
         if let Some(count) = self.running_by_task.get_mut(&job.task_identifier) {
@@ -919,7 +922,6 @@ impl State {
         if let Some(next) = self.over_limit.get_mut(&job.task_identifier).and_then(VecDeque::pop_front) {
             self.ready.push(next);
         }
-        let ran = now - running.started;
         let (mut reported, mut reply) = (job.clone(), running.reply);
         let again = self.reclaimed.remove(&job.id);
         let another = match again {

@@ -525,20 +525,19 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
             task_identifier = &*running.job.task_identifier,
             job_id = running.job.id
         );
-        let run = AssertUnwindSafe(run_job(&running, &shared)).catch_unwind();
+        let run = std::pin::pin!(AssertUnwindSafe(run_job(&running, &shared)).catch_unwind());
         let outcome = if span.is_disabled() { run.await } else { run.instrument(span.clone()).await };
         // `execute` catches the panics of handlers, so this is a hook's.
         let outcome = outcome.unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
         let settlement = settle::settlement(&running.job, outcome, &running.task.options);
         let ended = Instant::now();
-        let ran = ended - running.started;
-        in_span(&span, || log_end(&running, &settlement, ran));
+        in_span(&span, || log_end(&running, &settlement, ended));
         if shared.hooks.is_empty() {
             next = inflight.finished_and_next(&running, settlement, ended).await;
             continue;
         }
         inflight.finished(&running, settlement.clone(), ended);
-        let emitted = emit_end(&running, &settlement, ran, &shared);
+        let emitted = emit_end(&running, &settlement, ended - running.started, &shared);
         if AssertUnwindSafe(emitted).catch_unwind().await.is_err() {
             span.in_scope(|| error!("a hook panicked; the job's outcome is recorded anyway"));
         }
@@ -590,8 +589,8 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
 
 /// Logs how the handler has ended. The outcome is recorded later, with others. If the database rejects it, because the job was
 /// taken from this worker, a warning with the job follows (`warn_of_rejected` in `exchange`).
-fn log_end(running: &Running, settlement: &Settlement, took: Duration) {
-    let ms = || (took.as_secs_f64() * 1e6).round() / 1e3;
+fn log_end(running: &Running, settlement: &Settlement, ended: Instant) {
+    let ms = || ((ended - running.started).as_secs_f64() * 1e6).round() / 1e3;
     let job = &running.job;
     match settlement {
         Settlement::Complete | Settlement::CompletedByHandler => info!(ms = ms(), "job completed"),
