@@ -172,6 +172,7 @@ mod guide {
         Deploying: "../../../docs/deploying.md";
         GettingStarted: "../../../docs/getting-started-rust.md";
         HostProtocol: "../../../docs/host-protocol.md";
+        Limits: "../../../docs/limits.md";
         MovingFromTheRustPort: "../../../docs/moving-from-the-rust-port.md";
         Operating: "../../../docs/operating.md";
         QueuesAndKeys: "../../../docs/queues-and-keys.md";

@@ -127,7 +127,8 @@ impl Limit {
     }
 
     /// Fails if no database would accept it.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), Error> {
         self.problem().map_or(Ok(()), |problem| Err(Error::InvalidLimit { problem }))
     }
 

@@ -305,6 +305,32 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 10m or \"1h 30m\"".to_owned())
 }
 
+/// Parses a rate, such as `100/m` or `5/10s`: a number and a period.
+pub(crate) fn rate(text: &str) -> Result<(u32, Duration), String> {
+    let wrong = || "expected a number and a period, such as 100/m, 5/10s, 1000/h or 1/day".to_owned();
+    let (jobs, period) = text.split_once('/').ok_or_else(wrong)?;
+    let jobs = jobs.trim().parse().map_err(|_| wrong())?;
+    let period = period.trim();
+    let is_unit = period.starts_with(|c: char| c.is_ascii_alphabetic());
+    let period = if is_unit { format!("1{period}") } else { period.to_owned() };
+    Ok((jobs, humantime::parse_duration(&period).map_err(|_| wrong())?))
+}
+
+/// When a pause ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    Time(DateTime<Utc>),
+    /// This long from now.
+    After(Duration),
+}
+
+/// Parses a time or a duration.
+pub(crate) fn until(text: &str) -> Result<Until, String> {
+    let after = || humantime::parse_duration(text).map(Until::After);
+    let wrong = |_| "expected a time such as 2030-01-31T12:00:00Z, or a duration such as 2h".to_owned();
+    time(text).map(Until::Time).or_else(|_| after()).map_err(wrong)
+}
+
 /// Parses a job id.
 pub(crate) fn job_id(text: &str) -> Result<i64, String> {
     text.parse().map_err(|_| "expected a job id, which is a number".to_owned())
@@ -397,10 +423,12 @@ fn suggestion(tip: &str) -> String {
     }
 }
 
-/// The message for `crontab`, the only command with subcommands, without a subcommand.
+/// The message for a command such as `crontab` without its subcommand.
 fn missing_subcommand() -> String {
     let command = Arguments::command();
-    let above = command.get_subcommands().find(|command| command.is_subcommand_required_set());
+    let is_given = |name: &str| std::env::args().skip(1).any(|argument| argument == name);
+    let mut with_subcommands = command.get_subcommands().filter(|command| command.is_subcommand_required_set());
+    let above = with_subcommands.find(|command| is_given(command.get_name()));
     let Some(above) = above else { return "a command is missing".to_owned() };
     let names: Vec<String> = above
         .get_subcommands()
@@ -469,6 +497,32 @@ mod tests {
         for text in ["tomorrow", "2030-02-31", "", "2030-01-31 25:00"] {
             assert_eq!(time(text), Err("expected a time such as 2030-01-31T12:00:00Z".to_owned()), "{text}");
         }
+    }
+
+    #[test]
+    fn a_rate_is_a_number_and_a_period() {
+        let seconds = Duration::from_secs;
+        for (text, jobs, period) in [
+            ("100/s", 100, seconds(1)),
+            ("100/m", 100, seconds(60)),
+            ("100/min", 100, seconds(60)),
+            ("5/10s", 5, seconds(10)),
+            ("1000/h", 1000, seconds(3600)),
+            ("1/day", 1, seconds(86_400)),
+            ("3 / 500ms", 3, Duration::from_millis(500)),
+        ] {
+            assert_eq!(rate(text), Ok((jobs, period)), "{text}");
+        }
+        for text in ["100", "100/", "/m", "-1/m", "1.5/m", "100/fortnight", "100/m/s", ""] {
+            assert!(rate(text).is_err_and(|error| error.contains("such as 100/m")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pause_ends_at_a_time_or_after_a_duration() {
+        assert_eq!(until("2h"), Ok(Until::After(Duration::from_secs(7200))));
+        assert_eq!(until("2030-01-31"), Ok(Until::Time("2030-01-31T00:00:00Z".parse().expect("a time"))));
+        assert!(until("tomorrow").is_err_and(|error| error.contains("or a duration such as 2h")));
     }
 
     #[test]

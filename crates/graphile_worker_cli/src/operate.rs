@@ -5,6 +5,7 @@ mod doctor;
 mod grant;
 mod inspect;
 mod install;
+mod limits;
 mod modify;
 mod top;
 
@@ -48,6 +49,13 @@ pub(crate) enum Command {
     Workers(inspect::Workers),
     /// Watch the queue live: rates, depth, lag
     Top(top::Top),
+    /// Limit how many jobs run at the same time, or start in a period, in all workers
+    #[command(subcommand)]
+    Limit(limits::LimitCommand),
+    /// Start no more jobs of a task, a queue, a group, or at all
+    Pause(limits::Pause),
+    /// End a pause
+    Resume(limits::Resume),
     /// Release the jobs of dead workers
     Sweep(modify::Sweep),
     /// Release the jobs and queues of a worker that you know is dead, such as one of Node's
@@ -89,6 +97,9 @@ pub(crate) async fn run(command: Command, database: &Database) -> Result<(), Fai
         Command::Queues(args) => inspect::queues(args, database).await,
         Command::Workers(args) => inspect::workers(args, database).await,
         Command::Top(args) => top::top(args, database).await,
+        Command::Limit(command) => limits::limit(command, database).await,
+        Command::Pause(args) => limits::pause(args, database).await,
+        Command::Resume(args) => limits::resume(args, database).await,
         Command::Sweep(args) => modify::sweep(args, database).await,
         Command::Unlock(args) => modify::unlock(args, database).await,
         Command::Cleanup(args) => modify::cleanup(args, database).await,

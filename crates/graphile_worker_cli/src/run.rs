@@ -104,6 +104,9 @@ pub(crate) fn worker_options(application: Application, settings: &RunSettings) -
     if settings.no_recovery {
         options = options.worker_recovery(WorkerRecoveryConfig::default().enabled(false));
     }
+    for limit in &settings.limits {
+        options = options.limit(limit.clone());
+    }
     options = options.repeatable_tasks(settings.repeatable.iter().map(String::as_str));
     if settings.watch {
         options = options.watch(true);

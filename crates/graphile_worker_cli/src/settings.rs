@@ -1,11 +1,12 @@
 //! Merges the settings: options override the environment, which overrides the configuration file, which overrides the
 //! defaults. `connection` chooses the database; the library checks the values.
 
-use crate::arguments::{GlobalArguments, RunArguments};
+use crate::arguments::{self, GlobalArguments, RunArguments};
 use crate::failure::Failure;
 use crate::log::LogFormat;
-use graphile_worker::WorkerOptions;
+use graphile_worker::{Limit, WorkerOptions};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,6 +34,52 @@ pub(crate) struct ConfigFile {
     startup_timeout: Option<u64>,
     answer_timeout: Option<u64>,
     no_recovery: Option<bool>,
+    #[serde(default)]
+    limits: BTreeMap<String, LimitTable>,
+}
+
+/// A table such as `[limits."task:send_email"]`. Its keys are the options of `limit set`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LimitTable {
+    concurrency: Option<u32>,
+    #[serde(default, deserialize_with = "rate")]
+    rate: Option<(u32, Duration)>,
+    burst: Option<u32>,
+    weight: Option<f64>,
+    cost: Option<u32>,
+    group: Option<String>,
+}
+
+fn rate<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<(u32, Duration)>, D::Error> {
+    let text = String::deserialize(value)?;
+    let wrong = |problem| serde::de::Error::custom(format!("rate is {text:?}, {problem}"));
+    arguments::rate(&text).map(Some).map_err(wrong)
+}
+
+impl LimitTable {
+    fn limit(&self, name: &str) -> Limit {
+        let mut limit = Limit::named(name);
+        if let Some(jobs) = self.concurrency {
+            limit = limit.concurrency(jobs);
+        }
+        if let Some((jobs, period)) = self.rate {
+            limit = limit.rate(jobs, period);
+        }
+        if let Some(jobs) = self.burst {
+            limit = limit.burst(jobs);
+        }
+        if let Some(weight) = self.weight {
+            limit = limit.weight(weight);
+        }
+        if let Some(cost) = self.cost {
+            limit = limit.cost(cost);
+        }
+        if let Some(group) = &self.group {
+            limit = limit.in_group(group);
+        }
+        limit
+    }
 }
 
 impl ConfigFile {
@@ -42,6 +89,9 @@ impl ConfigFile {
         let wrong = |problem: String| Failure::Usage(format!("configuration file {}: {problem}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|error| wrong(format!("could not read it: {error}")))?;
         let mut file = ConfigFile::parse(&text).map_err(wrong)?;
+        for limit in file.limits() {
+            limit.check().map_err(|error| wrong(format!("limits.{:?}: {error}", limit.name())))?;
+        }
         // Paths are relative to the file, not to the current folder.
         let folder = path.parent().unwrap_or(Path::new(""));
         for relative in [&mut file.tasks, &mut file.crontab].into_iter().flatten() {
@@ -54,6 +104,10 @@ impl ConfigFile {
             }
         }
         Ok(file)
+    }
+
+    fn limits(&self) -> Vec<Limit> {
+        self.limits.iter().map(|(name, table)| table.limit(name)).collect()
     }
 
     /// Parses the file. The parser's own message quotes the line, which may contain a password, so an error has only
@@ -77,6 +131,7 @@ fn in_plain_words(message: &str, key: Option<&str>) -> String {
     let wanted = match wanted {
         "usize" | "u32" | "u64" => "a whole number (0 or more)",
         "a boolean" => "true or false",
+        "f64" => "a number",
         "a string" | "path string" => "a quoted string",
         wanted => wanted,
     };
@@ -84,7 +139,7 @@ fn in_plain_words(message: &str, key: Option<&str>) -> String {
 }
 
 /// How to run jobs.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct RunSettings {
     pub(crate) tasks: PathSetting,
     pub(crate) crontab: PathSetting,
@@ -103,6 +158,7 @@ pub(crate) struct RunSettings {
     pub(crate) startup_timeout: Option<Duration>,
     pub(crate) answer_timeout: Option<Duration>,
     pub(crate) no_recovery: bool,
+    pub(crate) limits: Vec<Limit>,
 }
 
 /// A path that the user set, or the default path.
@@ -137,6 +193,7 @@ impl RunSettings {
             Some(0) => Err(Failure::Usage(format!("{name} must be at least 1, got 0"))),
             _ => Ok(()),
         };
+        let limits = file.limits();
         let jobs = flags.jobs.or(file.jobs);
         let max_pool_size = flags.max_pool_size.or(file.max_pool_size).unwrap_or(10);
         let poll_interval = flags.poll_interval.or(file.poll_interval);
@@ -163,6 +220,7 @@ impl RunSettings {
             startup_timeout: flags.startup_timeout.or(file.startup_timeout).map(Duration::from_secs),
             answer_timeout: answer_timeout.map(Duration::from_secs),
             no_recovery: flags.no_recovery || file.no_recovery.unwrap_or(false),
+            limits,
         })
     }
 }
@@ -194,6 +252,12 @@ mod tests {
             ("jobs = \"four\"", "line 1: jobs is string \"four\", expected a whole number (0 or more)"),
             ("watch = 1", "line 1: watch is integer 1, expected true or false"),
             ("schema = 1", "line 1: schema is integer 1, expected a quoted string"),
+            (
+                "[limits.\"task:t\"]\nconcurrency = 5\nrate = \"100\"",
+                "line 3: rate is \"100\", expected a number and a period",
+            ),
+            ("[limits.\"task:t\"]\nconcurrency = -5", "line 2: concurrency is integer -5, expected a whole number"),
+            ("[limits.\"task:t\"]\nspeed = 5", "line 2: unknown field `speed`"),
             ("\njobs = -1", "line 2: jobs is integer -1, expected a whole number (0 or more)"),
             ("\n\nconnection = postgres://u:secret@host/db", "line 3: "),
         ] {

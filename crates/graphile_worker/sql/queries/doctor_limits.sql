@@ -1,6 +1,6 @@
 -- What `doctor` has to know of limits, in one row: those that no job and no worker uses, the pauses without end that are older
--- than a day, and the sessions that listen for jobs: all workers, also idle ones of Node's. A worker that does not publish its
--- tasks may run any. Locks nothing; looks up a job of each limited task.
+-- than a day, and the sessions that listen for jobs under no name of ours: idle workers of Node's. A worker that does not publish
+-- its tasks may run any. Locks nothing; looks up a job of each limited task.
 with workers as materialized (
   select workers.worker_id, pg_catalog.to_jsonb(workers) -> 'tasks'::text as tasks from :"schema"._rs_workers as workers
 )
@@ -37,4 +37,5 @@ select
   (
     select count(*) from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and query ilike 'listen "jobs:insert"%'
+      and application_name not like 'graphile\_worker%'
   ) as listeners;

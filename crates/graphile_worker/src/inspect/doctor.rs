@@ -185,7 +185,7 @@ struct Limits {
     unused: Vec<String>,
     /// Pauses without an end that are older than a day.
     long_paused: Vec<String>,
-    /// Sessions that listen for jobs: the workers, also idle ones of Node's.
+    /// Sessions that listen for jobs under no name of ours.
     listeners: i64,
 }
 
@@ -900,10 +900,11 @@ fn workers_of_limited_jobs(jobs: &Jobs) -> Option<DoctorCheck> {
     let is_registered = |worker: &&WorkerSummary| worker.last_heartbeat_at.is_some();
     let is_gone = |worker: &&WorkerSummary| matches!(worker.state, WorkerState::Stale | WorkerState::Dead);
     let with_recovery = jobs.workers.iter().filter(|worker| is_registered(worker) && !is_gone(worker)).count();
-    let ours = jobs.workers.iter().filter(|worker| worker.worker_id.starts_with("rs-") && !is_gone(worker)).count();
+    // Behind a pooler, connections have no name.
+    let nameless = jobs.workers.iter().filter(|worker| is_registered(worker) && worker.is_connected.is_none()).count();
     let others = jobs.workers.iter().filter(|worker| !worker.worker_id.starts_with("rs-")).count();
     // An idle worker of Node's only listens.
-    let nodes = others.max((jobs.limits.listeners - ours as i64).try_into().unwrap_or(0));
+    let nodes = others.max((jobs.limits.listeners - nameless as i64).try_into().unwrap_or(0));
     if nodes > 0 {
         let found = format!("{nodes} of Node's workers in the fleet: they never run jobs that are under a limit");
         let advice = "Run enough workers of this release for these tasks, or drop the limits. A pause of `all` does not stop Node's workers.";
@@ -1086,13 +1087,15 @@ mod tests {
         let (live, unregistered, node) =
             (worker("rs-live-1", true), worker("rs-worker-1", false), worker("worker-1", false));
         assert_eq!(
-            found(vec![live.clone()], 1),
+            found(vec![live.clone()], 0),
             ("workers with recovery that run them: 1".to_owned(), DoctorLevel::Ok)
         );
-        assert!(found(vec![unregistered], 1).0.starts_with("no worker with recovery"));
+        assert!(found(vec![unregistered], 0).0.starts_with("no worker with recovery"));
         assert!(found(vec![], 0).0.starts_with("no worker with recovery"));
         assert!(found(vec![live.clone(), node], 1).0.starts_with("1 of Node's workers"));
-        assert!(found(vec![live], 3).0.starts_with("2 of Node's workers"), "idle ones");
+        assert!(found(vec![live.clone()], 2).0.starts_with("2 of Node's workers"), "idle ones");
+        let pooled = WorkerSummary { is_connected: None, ..live };
+        assert_eq!(found(vec![pooled], 1).1, DoctorLevel::Ok);
         assert_eq!(workers_of_limited_jobs(&Jobs::default()), None);
     }
 

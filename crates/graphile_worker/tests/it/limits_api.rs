@@ -1,9 +1,10 @@
 //! Limits and pauses, as set, dropped and listed in SQL and in Rust. What they allow to run is tested with the workers.
 
-use crate::support::{Db, Log};
-use crate::worker_support::{options, utils};
-use graphile_worker::{DoctorLevel, Error, Limit, LimitSummary, RoleRight, WorkerUtils};
+use crate::support::{Db, Log, Started, until};
+use crate::worker_support::{Held, options, utils};
+use graphile_worker::{DoctorLevel, Error, Limit, LimitSummary, RoleRight, WorkerRecoveryConfig, WorkerUtils};
 use serde_json::{Value, json};
+use sqlx::Executor;
 use sqlx::postgres::PgPoolOptions;
 use std::time::Duration;
 
@@ -486,4 +487,74 @@ async fn doctor_reports_unused_limits_old_pauses_and_missing_workers() {
         found("pauses").await,
         Some((DoctorLevel::Advice, "without an end, for more than a day: all".to_owned()))
     );
+}
+
+#[tokio::test]
+async fn doctor_tells_nodes_workers_from_ours() {
+    let db = Db::installed().await;
+    let utils = utils(&db);
+    let recovery = WorkerRecoveryConfig::default().enabled(true);
+    let worker = options(&db).worker_recovery(recovery).define_task("t", |_: Value, _| async {});
+    let started = Started::new(worker.limit(Limit::task("t").concurrency(1))).await;
+    let check = async || {
+        let report = utils.doctor().await.unwrap();
+        report.checks.into_iter().find(|check| check.name == "limited_jobs").map(|check| check.found)
+    };
+    let fine = Some("workers with recovery that run them: 1".to_owned());
+    until("the worker listens", async || {
+        let listens =
+            "select count(*) from pg_stat_activity where datname = current_database() and query ilike 'listen%'";
+        (check().await == fine && db.value(listens).await == 1).then_some(())
+    })
+    .await;
+    assert_eq!(check().await, fine, "our own listener is not taken for Node's");
+    let mut nodes = db.connect().await;
+    nodes.execute("listen \"jobs:insert\"").await.unwrap();
+    let found = check().await.unwrap();
+    assert!(found.starts_with("1 of Node's workers in the fleet"), "{found}");
+    drop(nodes);
+    started.stop().await;
+}
+
+#[tokio::test]
+async fn a_limit_and_a_pause_are_effective_in_a_running_worker() {
+    let db = Db::installed().await;
+    let utils = utils(&db);
+    let held = Held::default();
+    let task = held.clone();
+    let started = Started::new(options(&db).define_task("t", move |_: Value, _| task.clone().run())).await;
+    db.add_job("'t'").await;
+    held.begun.notified().await;
+    // The running job continues, the next one waits for the pause to end.
+    utils.pause("task:t").await.unwrap();
+    db.add_job("'t'").await;
+    held.go_on.notify_one();
+    until("the first job is done", async || {
+        (db.value("select count(*) from graphile_worker._private_jobs").await == 1).then_some(())
+    })
+    .await;
+    let why = utils.why(2).await.unwrap();
+    assert!(why.reasons[0].to_string().starts_with("The task \"t\" is paused until it is resumed"), "{why:?}");
+    utils.resume("task:t").await.unwrap();
+    held.begun.notified().await;
+    // Under a limit of one, the next job waits for the running one.
+    utils.set_limit(&Limit::task("t").concurrency(1)).await.unwrap();
+    held.go_on.notify_one();
+    until("the second job is done", async || {
+        (db.value("select count(*) from graphile_worker._private_jobs").await == 0).then_some(())
+    })
+    .await;
+    db.add_job("'t'").await;
+    held.begun.notified().await;
+    db.add_job("'t'").await;
+    let reached =
+        |why: &graphile_worker::Why| why.reasons.iter().any(|reason| reason.to_string().contains("1 of 1 are in use"));
+    let why = utils.why(4).await.unwrap();
+    assert!(reached(&why), "{why:?}");
+    assert_eq!((limit(&utils, "task:t").await.in_use, held.runs()), (1, 3));
+    held.go_on.notify_one();
+    held.begun.notified().await;
+    held.go_on.notify_one();
+    started.stop().await;
+    assert_eq!(held.runs(), 4);
 }

@@ -95,7 +95,7 @@ pub(crate) struct Stats {
 /// Options of `queues`.
 #[derive(Debug, Args)]
 pub(crate) struct Queues {
-    /// Maximum number of queues: those held by a worker first, then those with the most waiting jobs
+    /// Maximum number of queues: those with a running job first, then those with the most waiting jobs
     #[arg(
         short = 'n',
         long,
@@ -217,10 +217,14 @@ fn details_table(details: &JobDetails, now: DateTime<Utc>) -> Result<Table, Fail
     table.pair("priority", job.priority.to_string());
     if let Some(queue) = &job.queue_name {
         let held = match (&details.queue_locked_by, details.queue_locked_at) {
+            _ if details.is_in_lane => String::new(),
             (Some(worker), Some(since)) => format!(", held by {worker} since {}", timestamp(since, now)),
             _ => ", free".to_owned(),
         };
         table.pair("queue", format!("{queue}{held}"));
+    }
+    if !details.limits.is_empty() {
+        table.pair("limits", details.limits.join(", "));
     }
     if let Some(key) = &job.key {
         table.pair("key", key.as_str());
@@ -385,6 +389,7 @@ pub(super) fn queues_table(queues: &[QueueSummary], now: DateTime<Utc>) -> Table
         number("running job"),
         text("held for").optional(),
         text("held by").optional(),
+        text("limit").optional(),
     ]);
     let since = |time: DateTime<Utc>| length((now - time).as_seconds_f64().max(0.0));
     for queue in queues {
@@ -396,9 +401,17 @@ pub(super) fn queues_table(queues: &[QueueSummary], now: DateTime<Utc>) -> Table
             Cell::toned(queue.running_job_id.map(|id| id.to_string()).unwrap_or_default(), Tone::Good),
             queue.locked_at.map(since).unwrap_or_default().into(),
             queue.locked_by.as_deref().map(short_worker_id).unwrap_or_default().into(),
+            limit_of_queue(queue).into(),
         ]);
     }
     table
+}
+
+/// The limit of a queue with its use, such as `2 of 5, queue:tenant:*`.
+fn limit_of_queue(queue: &QueueSummary) -> String {
+    let Some(limit) = &queue.limit else { return String::new() };
+    let paused = if queue.is_paused { ", paused" } else { "" };
+    format!("{} of {}, {limit}{paused}", queue.running, queue.concurrency)
 }
 
 pub(super) async fn workers(args: Workers, database: &Database) -> Result<(), Failure> {

@@ -349,7 +349,7 @@ async fn due(
     }
 }
 
-async fn time_in(delay: Duration, database: &Database) -> Result<DateTime<Utc>, Failure> {
+pub(super) async fn time_in(delay: Duration, database: &Database) -> Result<DateTime<Utc>, Failure> {
     let mut connection = database.connect().await?;
     let row = sqlx::raw_sql("select pg_catalog.now()").fetch_one(&mut connection).await?;
     let now: DateTime<Utc> = row.try_get(0)?;
@@ -648,7 +648,7 @@ async fn reason_not_done(id: i64, utils: &WorkerUtils) -> Result<String, Failure
 }
 
 /// Prints a line for each job that was not changed, and fails if there is any.
-fn finish(not_done: impl Iterator<Item = String>) -> Result<(), Failure> {
+pub(super) fn finish(not_done: impl Iterator<Item = String>) -> Result<(), Failure> {
     let mut ended = Ok(());
     for line in not_done {
         eprintln!("graphile-worker: {line}");

@@ -5,7 +5,7 @@ use crate::support::{Folder, graphile_worker, texts};
 use std::process::Command;
 
 /// What is typed, and what has to be among what is offered.
-const TYPED: [(&str, &[&str]); 10] = [
+const TYPED: [(&str, &[&str]); 13] = [
     ("", &["list", "why", "crontab", "completions", "grant"]),
     ("wo", &["workers"]),
     ("list --", &["--state", "--newest", "--json", "--connection"]),
@@ -13,6 +13,9 @@ const TYPED: [(&str, &[&str]); 10] = [
     ("grant --", &["--add", "--run", "--read", "--revoke", "--apply"]),
     ("run-now --", &["--json"]),
     ("crontab ", &["check", "next"]),
+    ("limit ", &["set", "list", "drop"]),
+    ("limit set --", &["--concurrency", "--rate", "--burst", "--weight", "--cost", "--group", "--json"]),
+    ("pause --", &["--until", "--json"]),
     ("crontab next --", &["--count", "--from"]),
     ("completions ", &["bash", "zsh", "fish"]),
     ("dev --", &["--reset", "--jobs"]),

@@ -9,6 +9,7 @@ mod crontab;
 mod demo;
 mod dev;
 mod docs;
+mod limits;
 mod odd_databases;
 mod operate;
 mod own_binary;
