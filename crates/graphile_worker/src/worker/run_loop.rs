@@ -593,14 +593,14 @@ fn in_span(span: &Span, log: impl FnOnce()) {
 }
 
 async fn run_job(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
+    if let Some(at) = running.expired_at() {
+        return Outcome::Expired(at);
+    }
     let hooks = &shared.hooks;
     if hooks.is_empty() {
         return execute(running, shared).await;
     }
     let job = &running.job;
-    if let Some(at) = running.expired_at() {
-        return Outcome::Expired(at);
-    }
     hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
