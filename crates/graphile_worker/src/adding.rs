@@ -80,8 +80,9 @@ pub(crate) async fn add(
     statements: &Arc<Statements>,
     job: NewJob,
 ) -> Result<Job, Error> {
-    // An add with a key may wait for another transaction; no other caller should wait for that.
-    if job.spec.job_key.is_some() {
+    // An add with a key may wait for another transaction; no other caller should wait for that. One that expires takes another
+    // statement.
+    if job.spec.job_key.is_some() || job.spec.expires_at.is_some() {
         let added = add_single(pool, statements, job).await?;
         adding.added.notify_one();
         return Ok(added);
@@ -228,7 +229,7 @@ pub(crate) async fn add_single(
 ) -> Result<Job, Error> {
     let NewJob { identifier, payload, spec } = job;
     let context = || format!("add a job of the task {identifier:?}");
-    let parameters = vec![
+    let mut parameters = vec![
         Parameter::Text(Some(identifier.to_string())),
         Parameter::Text(Some(payload.get().to_owned())),
         Parameter::Text(spec.queue_name),
@@ -239,7 +240,14 @@ pub(crate) async fn add_single(
         Parameter::TextArray(spec.flags),
         Parameter::Text(Some(spec.job_key_mode.unwrap_or_default().as_str().to_owned())),
     ];
-    let added = executor.jobs(&statements.add_job, parameters, context).await?.pop();
+    let statement = match spec.expires_at {
+        Some(expires_at) => {
+            parameters.push(Parameter::Time(Some(expires_at)));
+            &statements.add_expiring_job
+        }
+        None => &statements.add_job,
+    };
+    let added = executor.jobs(statement, parameters, context).await?.pop();
     added.ok_or_else(|| Error::Database { context: context(), source: sqlx::Error::RowNotFound })
 }
 
@@ -252,18 +260,22 @@ pub(crate) async fn add_many(
 ) -> Result<Vec<Job>, Error> {
     let context = || format!("add {}", counted(jobs.len()));
     let count = jobs.len();
-    if !can_be_chunked(&jobs) {
+    let expiries = Expiries::of(&jobs);
+    if !can_be_chunked(&jobs) && expiries.is_empty() {
         let added = in_one_statement(pool, statements, jobs).await?;
         adding.added.notify_one();
         return Ok(added);
     }
+    let is_chunked = can_be_chunked(&jobs);
     let mut connection = pool.acquire().await.context(context)?;
     let mut transaction = sqlx::Connection::begin(&mut *connection).await.context(context)?;
     let within = WithinSqlx::new(&mut transaction);
-    let added = match names(&within, statements, &jobs).await? {
+    let names = if is_chunked { names(&within, statements, &jobs).await? } else { None };
+    let added = match names {
         Some(names) => in_chunks(&within, statements, jobs, &names).await?,
         None => in_one_statement(&within, statements, jobs).await?,
     };
+    expiries.write(&within, statements, &added).await?;
     session::commit(transaction).await.context(|| format!("add {}", counted(count)))?;
     adding.added.notify_one();
     // The jobs are committed even if this fails; workers find them by polling.
@@ -274,6 +286,40 @@ pub(crate) async fn add_many(
 /// Adds many jobs in the caller's transaction, which notifies the workers when it commits. If the caller's
 /// connection has no open transaction, adds all jobs in one statement.
 pub(crate) async fn add_many_within(
+    executor: &impl UtilsExecutor,
+    statements: &Statements,
+    jobs: Vec<NewJob>,
+) -> Result<Vec<Job>, Error> {
+    let expiries = Expiries::of(&jobs);
+    let added = add_all_within(executor, statements, jobs).await?;
+    expiries.write(executor, statements, &added).await?;
+    Ok(added)
+}
+
+/// When the jobs of a batch expire; empty if none does.
+struct Expiries(Vec<Option<DateTime<Utc>>>);
+
+impl Expiries {
+    fn of(jobs: &[NewJob]) -> Expiries {
+        Expiries(column(jobs, |job| job.spec.expires_at))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Writes them, in the transaction that has added the jobs.
+    async fn write(self, executor: &impl UtilsExecutor, statements: &Statements, added: &[Job]) -> Result<(), Error> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let (ids, times) = added.iter().zip(self.0).filter_map(|(job, at)| Some((job.id, Some(at?)))).unzip();
+        let parameters = vec![Parameter::Ids(ids), Parameter::Times(times)];
+        executor.numbers(&statements.expire_jobs, parameters, || "set when the jobs expire".to_owned()).await.map(drop)
+    }
+}
+
+async fn add_all_within(
     executor: &impl UtilsExecutor,
     statements: &Statements,
     jobs: Vec<NewJob>,
@@ -430,6 +476,7 @@ fn written(id: i64, job_queue_id: Option<i32>, job: NewJob, now: DateTime<Utc>) 
     Job {
         is_utf8: true,
         place: None,
+        expiry: None,
         id,
         task_identifier: job.identifier,
         payload: job.payload,

@@ -11,13 +11,14 @@ use crate::job::Job;
 use crate::task::Task;
 use crate::worker_utils::WorkerUtils;
 use crate::{BatchTaskHandler, Error, JobSpec, RawJobSpec, TaskHandler};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sqlx::{PgPool, Postgres, Transaction};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -113,6 +114,9 @@ pub(crate) struct Running {
     pub(crate) started: Instant,
     /// Whether the handler completed the job in its own transaction.
     completed: AtomicBool,
+    /// A `Cancelled`, or 0.
+    cancelled: AtomicU8,
+    cancelled_changed: Notify,
     /// Made on first use: most runs have no timeout, and most handlers do not ask for the token.
     end: OnceLock<Box<RunEnd>>,
 }
@@ -126,6 +130,15 @@ struct RunEnd {
     timeout: RunClock,
 }
 
+/// How far the cancellation of a running job has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cancelled {
+    /// The job was asked to stop.
+    Asked = 1,
+    /// The worker ends the job if it does not stop at once.
+    ByForce = 2,
+}
+
 impl Running {
     pub(crate) fn new(
         job: Arc<Job>,
@@ -134,7 +147,17 @@ impl Running {
         reply: u64,
         started: Instant,
     ) -> Running {
-        Running { job, task, batch, reply, started, completed: AtomicBool::new(false), end: OnceLock::new() }
+        Running {
+            job,
+            task,
+            batch,
+            reply,
+            started,
+            completed: AtomicBool::new(false),
+            cancelled: AtomicU8::new(0),
+            cancelled_changed: Notify::new(),
+            end: OnceLock::new(),
+        }
     }
 
     fn end(&self) -> &RunEnd {
@@ -167,6 +190,34 @@ impl Running {
                 Some(since) => tokio::time::sleep(timeout.saturating_sub(since.elapsed())).await,
             }
         }
+    }
+
+    /// Asks the job to stop, because it was cancelled.
+    pub(crate) fn cancel(&self, how: Cancelled) {
+        self.cancelled.fetch_max(how as u8, Ordering::AcqRel);
+        self.cancelled_changed.notify_waiters();
+        self.cancellation().cancel();
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire) >= Cancelled::Asked as u8
+    }
+
+    /// Returns when the job is cancelled in this way.
+    pub(crate) async fn cancellation_reached(&self, how: Cancelled) {
+        loop {
+            let mut changed = std::pin::pin!(self.cancelled_changed.notified());
+            changed.as_mut().enable();
+            if self.cancelled.load(Ordering::Acquire) >= how as u8 {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// When the job has expired, if it had before it started.
+    pub(crate) fn expired_at(&self) -> Option<DateTime<Utc>> {
+        self.job.expiry.filter(|expiry| expiry.deadline <= self.started).map(|expiry| expiry.at)
     }
 
     pub(crate) fn completed_by_handler(&self) -> bool {
@@ -240,7 +291,7 @@ impl WorkerContext {
         self.extension()
     }
 
-    /// Cancelled when the job should stop: its timeout has passed, or the worker is shutting down.
+    /// Cancelled when the job should stop: it was cancelled, its timeout has passed, or the worker is shutting down.
     pub fn cancellation_token(&self) -> &CancellationToken {
         self.running.cancellation()
     }
@@ -322,6 +373,12 @@ impl WorkerContext {
     /// Returns when the job's timeout has passed. The worker drops the job if it does not end soon.
     pub async fn timed_out(&self) {
         self.running.end().must_end.notified().await;
+    }
+
+    /// Returns when this job is cancelled, with [`WorkerUtils::cancel_jobs`] or the like. The
+    /// [`cancellation_token`](WorkerContext::cancellation_token) is then set, too; that also happens when the worker stops.
+    pub async fn cancelled(&self) {
+        self.running.cancellation_reached(Cancelled::Asked).await;
     }
 
     /// Stops the timeout while the job waits for something that is not its fault, such as a free process.

@@ -252,6 +252,11 @@ events! {
     JobError: JobEventContext => ();
     /// A handler failed and the job will not be retried.
     JobFailed: JobEventContext => ();
+    /// A job of this worker was cancelled: it has stopped, or will not start. [`WorkerUtils`](crate::WorkerUtils) with hooks
+    /// emit it, too, for the waiting jobs that they cancel.
+    JobCancelled: JobEventContext => ();
+    /// A job has expired before it started, and has failed. Emitted by one of the workers.
+    JobExpired: JobEventContext => ();
     /// The outcome of a job is recorded in the database.
     JobComplete: JobEventContext => ();
     /// A worker has registered and sends heartbeats.

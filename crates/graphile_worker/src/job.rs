@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A job. The payload is the stored JSON text; handlers get it deserialized.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,6 +50,16 @@ pub struct Job {
     /// Where its row is, if a short exchange has claimed it.
     #[serde(skip)]
     pub(crate) place: Option<Place>,
+    /// When it expires, if that is near: read with the claim.
+    #[serde(skip)]
+    pub(crate) expiry: Option<Expiry>,
+}
+
+/// When a job expires, by the database's clock and by this process's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expiry {
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) deadline: Instant,
 }
 
 /// The place of a row in its table: PostgreSQL's `ctid`. The row has another one after each update.
@@ -134,6 +145,7 @@ impl Job {
             flags: None,
             is_utf8: true,
             place: None,
+            expiry: None,
         }
     }
 }
@@ -233,6 +245,10 @@ pub struct JobSpec {
     pub priority: Option<i16>,
     /// Flags. A worker can be configured to skip jobs by flag (default: none).
     pub flags: Option<Vec<String>>,
+    /// The job fails if it has not started by then (default: never). If a job with the key exists, it keeps its expiry unless you
+    /// set another.
+    #[serde(alias = "expiresAt")]
+    pub expires_at: Option<DateTime<Utc>>,
 }
 
 impl JobSpec {
@@ -293,6 +309,18 @@ impl JobSpecBuilder {
     pub fn flags(mut self, flags: Vec<String>) -> JobSpecBuilder {
         self.0.flags = Some(flags);
         self
+    }
+
+    /// Sets when the job expires: it fails if it has not started by then (default: never).
+    pub fn expires_at(mut self, time: DateTime<Utc>) -> JobSpecBuilder {
+        self.0.expires_at = Some(time);
+        self
+    }
+
+    /// Lets the job expire after this time, by this machine's clock (default: never).
+    pub fn expires_in(self, time: Duration) -> JobSpecBuilder {
+        let time = chrono::TimeDelta::from_std(time).ok().and_then(|time| Utc::now().checked_add_signed(time));
+        self.expires_at(time.unwrap_or(DateTime::<Utc>::MAX_UTC))
     }
 
     /// Returns the spec.

@@ -55,6 +55,7 @@
 //! The SQL API is the one of Node's worker.
 
 mod adding;
+mod cancel;
 mod context;
 mod cron;
 mod db;
@@ -100,6 +101,8 @@ pub use inspect::limits::LimitSummary;
 pub use limits::Limit;
 #[doc(hidden)]
 pub use limits::LimitChange;
+// Cancelling jobs.
+pub use cancel::{CancelOptions, CancelOutcome, Cancellation};
 
 // Recurring jobs.
 pub use cron::clock::TestClock;
@@ -120,11 +123,11 @@ pub use recovery::{
 pub use hooks::{
     AfterJobRun, BeforeJobRun, BeforeJobRunContext, BeforeJobSchedule, CronJobBackfilled, CronJobContext,
     CronJobScheduled, CronTick, CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart,
-    HookRegistry, HookResult, JobComplete, JobError, JobEventContext, JobFailed, JobInterrupted, JobInterruptedContext,
-    JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess,
-    ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob, ShutdownReason, WorkerEventContext,
-    WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered, WorkerRecoveredContext, WorkerRegistered, WorkerShutdown,
-    WorkerShutdownContext, WorkerStart, WorkerStop,
+    HookRegistry, HookResult, JobCancelled, JobComplete, JobError, JobEventContext, JobExpired, JobFailed,
+    JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult,
+    JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob,
+    ShutdownReason, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
+    WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerShutdownContext, WorkerStart, WorkerStop,
 };
 
 // Inspecting the queue.
@@ -165,6 +168,7 @@ mod guide {
     pages! {
         Readme: "../../../README.md";
         AddingJobs: "../../../docs/adding-jobs.md";
+        CancellingJobs: "../../../docs/cancelling-jobs.md";
         Deploying: "../../../docs/deploying.md";
         GettingStarted: "../../../docs/getting-started-rust.md";
         HostProtocol: "../../../docs/host-protocol.md";

@@ -6,7 +6,7 @@ use crate::adding::{self, Adding, NewJob};
 use crate::db::connect::DatabaseConfig;
 use crate::db::executor::{UtilsExecutor, WithinSqlx};
 use crate::db::session;
-use crate::db::{Parameter, Schema, Statements};
+use crate::db::{Parameter, Schema, Statement, Statements};
 use crate::error::Context;
 use crate::hooks::{BeforeJobSchedule, HookRegistry, ScheduledJob};
 use crate::job::{Job, JobKeyMode, JobSpec, RawJobSpec};
@@ -387,6 +387,76 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         }
     }
 
+    /// Adds a job that runs when this was not called with the key for the time `wait`, and at the latest `max_wait` after the
+    /// first call (`None`: however long the calls go on). Each call replaces the payload; two arrays are joined, as in a
+    /// [batch job](WorkerUtils::add_batch_job). Safe if many call it at the same time.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn example(utils: graphile_worker::WorkerUtils) -> Result<(), graphile_worker::Error> {
+    /// let (wait, max_wait) = (Duration::from_secs(2), Duration::from_secs(30));
+    /// utils.debounce("reindex", serde_json::json!({ "page": 7 }), "reindex:7", wait, max_wait).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn debounce(
+        &self,
+        identifier: &str,
+        payload: impl Serialize,
+        key: &str,
+        wait: Duration,
+        max_wait: impl Into<Option<Duration>>,
+    ) -> Result<Job, Error> {
+        let max_wait = max_wait.into();
+        let times =
+            [Parameter::Float(Some(wait.as_secs_f64())), Parameter::Float(max_wait.map(|max| max.as_secs_f64()))];
+        self.add_by_key(&self.statements()?.debounce, identifier, &payload, key, times).await
+    }
+
+    /// Adds a job, at most one per key and `every`. The first call is due at once. The calls that follow within `every` become
+    /// one job with the last payload, which is due when that time is over. So no call is lost, and the times at which the jobs
+    /// are due are at least `every` apart. Retries do not count. Safe if many call it at the same time.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn example(utils: graphile_worker::WorkerUtils) -> Result<(), graphile_worker::Error> {
+    /// utils.throttle("sync", serde_json::json!({ "user": 7 }), "sync:7", Duration::from_secs(60)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn throttle(
+        &self,
+        identifier: &str,
+        payload: impl Serialize,
+        key: &str,
+        every: Duration,
+    ) -> Result<Job, Error> {
+        let times = [Parameter::Float(Some(every.as_secs_f64()))];
+        self.add_by_key(&self.statements()?.throttle, identifier, &payload, key, times).await
+    }
+
+    /// Adds a job by its key, after the hooks. They can change its task, payload, queue and key.
+    async fn add_by_key(
+        &self,
+        statement: &Statement,
+        identifier: &str,
+        payload: &impl Serialize,
+        key: &str,
+        times: impl IntoIterator<Item = Parameter>,
+    ) -> Result<Job, Error> {
+        let spec = JobSpec { job_key: Some(key.to_owned()), ..JobSpec::default() };
+        let NewJob { identifier, payload, spec } = self.hooked(identifier, payload, spec).await?;
+        let context = || format!("add a job of the task {identifier:?}");
+        let mut parameters = vec![
+            Parameter::Text(Some(identifier.to_string())),
+            Parameter::Text(Some(payload.get().to_owned())),
+            Parameter::Text(spec.job_key),
+        ];
+        parameters.extend(times);
+        parameters.push(Parameter::Text(spec.queue_name));
+        let added = self.executor.jobs(statement, parameters, context).await?.pop();
+        self.shared.adding.added.notify_one();
+        added.ok_or_else(|| Error::Database { context: context(), source: sqlx::Error::RowNotFound })
+    }
+
     /// Adds several jobs of one task, all or none; returns them in order.
     pub async fn add_jobs<T: TaskHandler>(&self, jobs: &[(T, &JobSpec)]) -> Result<Vec<Job>, Error> {
         let max_attempts = T::options().max_attempts;
@@ -482,6 +552,14 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
             job.spec.run_at.get_or_insert_with(Utc::now);
         }
         Ok(job)
+    }
+
+    pub(crate) fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    pub(crate) fn hooks(&self) -> &HookRegistry {
+        &self.shared.hooks
     }
 
     pub(crate) fn statements(&self) -> Result<&Arc<Statements>, Error> {

@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Complete(modify::Complete),
     /// Fail jobs that are not running, permanently
     Fail(modify::Fail),
+    /// Cancel jobs: waiting ones at once; running ones are asked to stop, and are not retried
+    Cancel(modify::Cancel),
     /// Change the time, priority or attempts of jobs that are not running
     Reschedule(modify::Reschedule),
     /// Run jobs as soon as possible; permanently failed jobs get all their attempts back
@@ -87,6 +89,7 @@ pub(crate) async fn run(command: Command, database: &Database) -> Result<(), Fai
         Command::Why(args) => inspect::why(args, database).await,
         Command::Complete(args) => modify::complete(args, database).await,
         Command::Fail(args) => modify::fail(args, database).await,
+        Command::Cancel(args) => modify::cancel(args, database).await,
         Command::Reschedule(args) => modify::reschedule(args, database).await,
         Command::RunNow(args) => modify::run_now(args, database).await,
         Command::Remove(args) => modify::remove(args, database).await,

@@ -66,9 +66,14 @@ impl Program {
         // Declared after its input, so it is dropped first: the program receives SIGTERM before its input is closed, and
         // does not take half a payload for the whole.
         let mut group = started;
+        let mut is_cancelled = false;
         let exited = loop {
             tokio::select! {
                 exited = group.exited() => break exited,
+                () = ctx.cancelled(), if !is_cancelled => {
+                    is_cancelled = true;
+                    group.terminate();
+                }
                 () = ctx.timed_out() => return answer(Err(TaskError::new("stopped")), &group.stop().await),
                 () = &mut feeding, if !fed => fed = true,
             }

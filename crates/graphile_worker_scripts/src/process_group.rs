@@ -204,6 +204,13 @@ impl ProcessGroup {
         }
     }
 
+    /// Asks the group to end: sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        if let Some(alive) = &self.alive {
+            alive.group.signal(Signal::TERM);
+        }
+    }
+
     /// Stops the group: sends SIGTERM, then SIGKILL to processes that do not exit. Returns its last lines on standard error.
     pub(crate) async fn stop(mut self) -> LastLines {
         let Some(stopping) = self.begin_stop() else { return LastLines::default() };

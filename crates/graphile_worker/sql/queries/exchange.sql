@@ -69,7 +69,8 @@ with recursive clock as (
   select
     jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
     outcome.attempts_before_claim, jobs.job_queue_id,
-    :"schema"._rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed
+    :"schema"._rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed,
+    :"schema"._rs_is_cancelled(jobs.locked_at, jobs.run_at, jobs.last_error) as is_cancelled
   from unnest(
     $4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[], $9::int[], $10::text[], $16::text[],
     $19::int[]
@@ -85,14 +86,17 @@ with recursive clock as (
 ), withdrawn as (
   -- Removed before it started.
   delete from :"schema"._private_jobs as jobs
-  using back where jobs.id = any (array[back.id]) and back.is_removed and back.attempts_before_claim is not null
+  using back
+  where jobs.id = any (array[back.id]) and back.is_removed and not back.is_cancelled and back.attempts_before_claim is not null
 ), unlocked as (
+  -- A job that was cancelled meanwhile stays, with the reason in `last_error`, and never runs again.
   update :"schema"._private_jobs as jobs
   set
     locked_at = null,
     locked_by = null,
-    last_error = coalesce(back.error, jobs.last_error),
+    last_error = case when back.is_cancelled then jobs.last_error else coalesce(back.error, jobs.last_error) end,
     run_at = case
+      when back.is_cancelled then clock.now
       when back.attempts_before_claim is not null then jobs.run_at
       else coalesce(
         back.run_at,
@@ -101,6 +105,7 @@ with recursive clock as (
       )
     end,
     attempts = case
+      when back.is_cancelled then jobs.max_attempts
       when back.attempts_before_claim is not null then back.attempts_before_claim
       when back.attempts = -1 and not back.is_removed and jobs.key is not distinct from back.key
         then greatest(jobs.attempts - 1, 0)
@@ -110,7 +115,8 @@ with recursive clock as (
     payload = coalesce(back.payload::json, jobs.payload),
     updated_at = now()
   from clock, back
-  where jobs.id = any (array[back.id]) and not (back.is_removed and back.attempts_before_claim is not null)
+  where jobs.id = any (array[back.id])
+    and (back.is_cancelled or not (back.is_removed and back.attempts_before_claim is not null))
 ),
 -- Whether fewer rows were locked than reported. Only then are the missing ones looked up.
 short as (

@@ -5,7 +5,8 @@ select
   coalesce(lane.queue_name, replaced.queue_name, job_queues.queue_name) as queue_name, jobs.priority,
   case
     when jobs.locked_at is not null then 'running'
-    when jobs.attempts >= jobs.max_attempts then 'failed'
+    when jobs.attempts >= jobs.max_attempts then
+      case when jobs.last_error = 'Cancelled' or starts_with(jobs.last_error, 'Cancelled: '::text) then 'cancelled' else 'failed' end
     when jobs.run_at <= now() then 'ready'
     when jobs.attempts > 0 then 'retrying'
     else 'scheduled'

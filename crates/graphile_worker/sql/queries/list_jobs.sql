@@ -38,7 +38,8 @@ left join lanes on lanes.transactionid = jobs.xmax
 cross join lateral (
   select case
     when jobs.locked_at is not null or lanes.worker_id is not null then 'running'
-    when jobs.attempts >= jobs.max_attempts then 'failed'
+    when jobs.attempts >= jobs.max_attempts then
+      case when jobs.last_error = 'Cancelled' or starts_with(jobs.last_error, 'Cancelled: '::text) then 'cancelled' else 'failed' end
     when jobs.run_at <= now() then 'ready'
     when jobs.attempts > 0 then 'retrying'
     else 'scheduled'

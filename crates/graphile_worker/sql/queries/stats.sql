@@ -14,12 +14,14 @@ from (
     count(*) filter (where locked_at is not null or is_in_batch) as running,
     count(*) filter (where locked_at is null and attempts < max_attempts and run_at > now() and attempts > 0)
       as retrying,
-    count(*) filter (where locked_at is null and attempts >= max_attempts) as failed,
+    count(*) filter (where locked_at is null and attempts >= max_attempts and is_cancelled is not true) as failed,
+    count(*) filter (where locked_at is null and attempts >= max_attempts and is_cancelled) as cancelled,
     min(greatest(run_at, '0001-01-01Z')) filter (where locked_at is null and attempts < max_attempts and run_at <= now() and not is_in_batch)
       as oldest_due_at
   from (
     select
       *,
+      last_error = 'Cancelled' or starts_with(last_error, 'Cancelled: '::text) as is_cancelled,
       case
         when xmax <> '0'::xid then xmax = any (array(
           select locks.transactionid

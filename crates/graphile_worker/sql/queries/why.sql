@@ -138,7 +138,8 @@ select
   job.id, job.task_identifier, coalesce(lane.queue_name, queue.queue_name) as queue_name, job.priority,
   case
     when job.locked_at is not null then 'running'
-    when job.attempts >= job.max_attempts then 'failed'
+    when job.attempts >= job.max_attempts then
+      case when job.last_error = 'Cancelled' or starts_with(job.last_error, 'Cancelled: '::text) then 'cancelled' else 'failed' end
     when job.run_at <= now() then 'ready'
     when job.attempts > 0 then 'retrying'
     else 'scheduled'
@@ -152,6 +153,9 @@ select
     select min(running.id) from :"schema"._private_jobs as running
     where running.job_queue_id = queue.id and running.locked_at is not null
   ) end as queue_job_id,
+  -- `_rs_is_cancelled`, which does not exist before a migration.
+  coalesce(job.locked_at is not null and job.run_at = 'infinity' and starts_with(job.last_error, 'Cancelled'::text), false)
+    as is_being_cancelled,
   (select holders::text from row_locks where what = 'job') as row_lock,
   (select holders::text from row_locks where what = 'queue') as queue_row_lock,
   (

@@ -9,5 +9,12 @@ grant execute on function
   :"schema"._rs_job_names(text[], text[], int2[]),
   :"schema"._rs_adds_as_owner(),
   :"schema"._rs_add_job_as_owner(text, json, text, timestamptz, int, text, int, text[], text),
-  :"schema"._rs_add_jobs_as_owner(:"schema".job_spec[], boolean)
+  :"schema"._rs_add_jobs_as_owner(:"schema".job_spec[], boolean),
+  :"schema"._rs_expire_job(bigint, timestamptz),
+  :"schema"._rs_expire_jobs(bigint[], timestamptz[]),
+  :"schema"._rs_expire_own_jobs(bigint[], timestamptz[]),
+  :"schema"._rs_debounce(text, json, text, interval, interval, text),
+  :"schema"._rs_debounce_as_owner(text, json, text, interval, interval, text),
+  :"schema"._rs_throttle(text, json, text, interval, text),
+  :"schema"._rs_throttle_as_owner(text, json, text, interval, text)
 to :"role";

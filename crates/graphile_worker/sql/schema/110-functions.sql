@@ -308,6 +308,14 @@ returns boolean language sql immutable as $$
   select locked_at is not null and run_at = 'infinity'
 $$;
 
+-- Whether a job was cancelled while a worker held it: the mark that `_rs_cancel_jobs` leaves. It is the mark of a removed job,
+-- and the reason in `last_error`: such a job stays visible, with this reason, whatever becomes of the run. In the row and
+-- not in a table, because a report that has waited for the row sees what the row says then.
+create or replace function :"schema"._rs_is_cancelled(locked_at timestamptz, run_at timestamptz, last_error text)
+returns boolean language sql immutable as $$
+  select locked_at is not null and run_at = 'infinity' and coalesce(starts_with(last_error, 'Cancelled'::text), false)
+$$;
+
 -- Writes a job that has a key: a new row, or new contents for the row with the key. Claiming, replacing and finishing
 -- a job lock the same row, so that the second session sees what the first one did: this always returns a job, and
 -- that job always contains the new event.
@@ -784,9 +792,11 @@ begin
       perform _rs_call_lanes(array[held.job_queue_id]);
     end if;
   else
-    -- run_at is the mark of _rs_is_removed.
+    -- run_at is the mark of _rs_is_removed. An earlier error that looks like the mark of _rs_is_cancelled goes.
     update _private_jobs
-    set key = null, attempts = max_attempts, run_at = 'infinity', updated_at = now()
+    set
+      key = null, attempts = max_attempts, run_at = 'infinity', updated_at = now(),
+      last_error = case when not starts_with(last_error, 'Cancelled'::text) then last_error end
     where id = held.id
     returning * into held;
   end if;

@@ -55,7 +55,7 @@ $$;
 -- - 'fail' counts the attempt, and the job is retried after the usual back-off.
 -- - 'reschedule' sets run_at and, if given, attempts.
 --
--- A job that was removed while it ran never runs again, whatever was decided. A job that was replaced by its key may
+-- A job that was removed or cancelled while it ran never runs again, whatever was decided. A job that was replaced by its key may
 -- never have started: it gets its attempt back like any other. Returns the released jobs, and whether each was
 -- quarantined.
 create or replace function :"schema"._rs_recover_jobs(
@@ -104,6 +104,7 @@ begin
             + case when what.times > 1 then random() * least(2 ^ what.times, 10) else 0 end * interval '1 second'
         end,
         last_error = case
+          when _rs_is_cancelled(jobs.locked_at, jobs.run_at, jobs.last_error) then jobs.last_error
           when what.quarantined then format(
             'Its worker has died %s times while this job ran: the job itself may be what kills it, so this counts as a failed attempt.',
             what.times

@@ -4,6 +4,11 @@ comment on table :"schema"._rs_additions is 'The steps of the Rust worker''s own
 comment on table :"schema"._rs_crontab_items is 'The crontab items of each Rust worker, to notice if two workers differ.';
 comment on table :"schema"._rs_workers is 'The registered Rust workers (recovery is on) and their heartbeats.';
 comment on table :"schema"._rs_recoveries is 'How often each job was recovered from a dead worker.';
+comment on table :"schema"._rs_cancellations is 'Running jobs that were asked to stop.';
+comment on table :"schema"._rs_expiries is 'Jobs that fail if they have not started by a given time.';
+comment on index :"schema"._rs_expiries_by_time is 'The expiries in the order in which they have to be looked at.';
+comment on table :"schema"._rs_throttles is 'When the last job of each throttled key starts.';
+comment on index :"schema"._rs_throttles_by_end is 'The throttled keys in the order in which they are free again.';
 comment on function :"schema"._rs_job_problem is 'Returns what is wrong with a job to be added, or null.';
 comment on function :"schema"._rs_flags_object is 'Turns a list of flags into the object that jobs store.';
 comment on function :"schema"._rs_give_up is 'Ends a loop that should have ended by itself, with an error.';
@@ -20,6 +25,7 @@ comment on function :"schema"._rs_job_names is 'Returns the ids of tasks and que
 comment on function :"schema"._rs_json_arrays_joined is 'Concatenates two JSON arrays.';
 comment on function :"schema"._rs_notify_jobs is 'Notifies the workers of new jobs.';
 comment on function :"schema"._rs_is_removed is 'Whether a job was removed while a worker held it.';
+comment on function :"schema"._rs_is_cancelled is 'Whether a job was cancelled while a worker held it.';
 comment on function :"schema"._rs_put_keyed_job is 'Adds a job with a key, or updates the job that has it.';
 comment on function :"schema"._rs_put_keyed_jobs is 'Adds many jobs with distinct keys, or updates the jobs that have them.';
 comment on function :"schema"._rs_may_administer is 'Whether a job is unlocked, or its lock is stale.';
@@ -29,6 +35,16 @@ comment on function :"schema"._rs_dead_workers is 'Returns the workers whose hea
 comment on function :"schema"._rs_recover_jobs is 'Releases the jobs of dead workers.';
 comment on function :"schema"._rs_forget_workers is 'Releases the queues of dead workers and deletes their rows.';
 comment on function :"schema"._rs_sweep_stale_workers is 'Recovers the jobs of dead workers: one whole sweep.';
+comment on function :"schema"._rs_cancel_jobs is 'Cancels jobs, also running ones, and returns what became of each.';
+comment on function :"schema"._rs_can_cancel is 'Whether a worker stops jobs when it is asked to.';
+comment on function :"schema"._rs_expire_job is 'Sets when a job expires.';
+comment on function :"schema"._rs_expire_jobs is 'Sets when jobs expire.';
+comment on function :"schema"._rs_expire_own_jobs is 'Sets when jobs of the same transaction expire, as the owner of the schema.';
+comment on function :"schema"._rs_expire_due_jobs is 'Fails the jobs that have expired before they started.';
+comment on function :"schema"._rs_debounce is 'Adds a job that runs when no call with its key has come for a while.';
+comment on function :"schema"._rs_debounce_as_owner is 'Debounces as the owner of the schema.';
+comment on function :"schema"._rs_throttle is 'Adds a job, at most one per key and interval.';
+comment on function :"schema"._rs_throttle_as_owner is 'Throttles as the owner of the schema.';
 comment on function :"schema"._rs_adds_as_owner is 'Whether this role adds jobs as the owner, because of row security.';
 comment on function :"schema"._rs_add_job_as_owner is 'Adds a job as the owner of the schema.';
 comment on function :"schema"._rs_add_jobs_as_owner is 'Adds jobs as the owner of the schema.';

@@ -23,8 +23,16 @@ pub(crate) mod sealed {
 
         fn job(&self, context: &dyn Fn() -> String) -> Result<Job, Error>;
 
+        /// The integer in a column.
+        fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error>;
+
+        /// The text in a column that may be null.
+        fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error>;
+
         /// Its column `number`.
-        fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error>;
+        fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {
+            self.integer("number", context)
+        }
     }
 
     #[allow(private_interfaces)]
@@ -79,8 +87,12 @@ impl sealed::DriverRow for PgRow {
         rows::job(self).context(context)
     }
 
-    fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {
-        self.try_get("number").context(context)
+    fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error> {
+        self.try_get(column).context(context)
+    }
+
+    fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error> {
+        rows::optional_text(self, column).context(context)
     }
 }
 

@@ -322,6 +322,7 @@ macro_rules! job_from_row {
             payload: RawValue::from_string(payload.text).map_err($json)?,
             is_utf8: payload.is_utf8,
             place: None,
+            expiry: None,
             job_queue_id: $row.$get(columns.job_queue_id)?,
             priority: $row.$get(columns.priority)?,
             run_at: run_at.0,

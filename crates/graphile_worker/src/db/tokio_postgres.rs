@@ -48,8 +48,13 @@ impl sealed::DriverRow for Row {
         })
     }
 
-    fn number(&self, context: &dyn Fn() -> String) -> Result<i64, Error> {
-        self.try_get("number").map_err(|source| Error::TokioPostgres { context: context(), source })
+    fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error> {
+        self.try_get(column).map_err(|source| Error::TokioPostgres { context: context(), source })
+    }
+
+    fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error> {
+        let text = self.try_get(column).map(|text: Option<Text>| text.map(|Text { text, .. }| text));
+        text.map_err(|source| Error::TokioPostgres { context: context(), source })
     }
 }
 
@@ -77,6 +82,7 @@ fn value(parameter: &Parameter) -> (&(dyn ToSql + Sync), Type) {
         Parameter::Time(value) => (value, Type::TIMESTAMPTZ),
         Parameter::Int(value) => (value, Type::INT4),
         Parameter::Bool(value) => (value, Type::BOOL),
+        Parameter::Float(value) => (value, Type::FLOAT8),
         Parameter::Ids(value) => (value, Type::INT8_ARRAY),
         Parameter::Ints(value) => (value, Type::INT4_ARRAY),
         Parameter::TextArray(value) => (value, Type::TEXT_ARRAY),

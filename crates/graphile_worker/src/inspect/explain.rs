@@ -35,6 +35,8 @@ pub struct Why {
 struct Facts {
     now: DateTime<Utc>,
     job: Option<JobSummary>,
+    /// It is running, and was asked to stop.
+    is_being_cancelled: bool,
     table_lock: Option<WhyReason>,
     row_lock: Option<LockHolder>,
     /// The worker that runs the job before its claim is written, and for how many seconds its transaction is open.
@@ -385,6 +387,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
     Ok(Facts {
         now: time(row, "now")?,
         job: if id.is_some() { Some(summary(row)?) } else { None },
+        is_being_cancelled: row.try_get("is_being_cancelled")?,
         table_lock: None,
         row_lock: lock("row_lock")?,
         batch: batch(holders("row_lock")?),
@@ -410,7 +413,10 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
     if let Some(locked_at) = job.locked_at {
         let worker = facts.worker(job.locked_by.as_deref());
         let freed_after = facts.freed_after(&worker);
-        let running = WhyReason::Running { worker, since: locked_at, seconds: since(locked_at), freed_after };
+        let running = match facts.is_being_cancelled {
+            true => WhyReason::BeingCancelled { worker, cancel_reason: cancel_reason(job), freed_after },
+            false => WhyReason::Running { worker, since: locked_at, seconds: since(locked_at), freed_after },
+        };
         return [running].into_iter().chain(row_locked).collect();
     }
     if let Some((worker_id, seconds)) = &facts.batch {
@@ -418,6 +424,9 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         return [running].into_iter().chain(row_locked).collect();
     }
     let (attempts, last_error) = (job.attempts, job.last_error.clone());
+    if job.state == JobState::Cancelled {
+        return vec![WhyReason::Cancelled { cancel_reason: cancel_reason(job), at: job.updated_at }];
+    }
     if job.state == JobState::Failed {
         return vec![WhyReason::AttemptsUsedUp { attempts, max_attempts: job.max_attempts, last_error }];
     }
@@ -456,6 +465,10 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         reasons.push(should_run(facts, job));
     }
     reasons
+}
+
+fn cancel_reason(job: &JobSummary) -> Option<String> {
+    Some(job.last_error.as_deref()?.strip_prefix("Cancelled: ")?.to_owned())
 }
 
 fn should_run(facts: &Facts, job: &JobSummary) -> WhyReason {
@@ -620,6 +633,7 @@ mod tests {
                 revision: 0,
                 flags: Vec::new(),
             }),
+            is_being_cancelled: false,
             table_lock: None,
             row_lock: None,
             batch: None,

@@ -37,14 +37,27 @@ pub enum JobState {
     Running,
     /// Failed, and waits for its next attempt.
     Retrying,
-    /// Failed permanently: it has no attempts left.
+    /// Failed permanently: it has no attempts left, or has expired.
     Failed,
+    /// Cancelled: it does not run. Its `last_error` has the reason.
+    Cancelled,
 }
 
 impl JobState {
     /// All states.
-    pub const ALL: [JobState; 5] =
-        [JobState::Ready, JobState::Scheduled, JobState::Running, JobState::Retrying, JobState::Failed];
+    pub const ALL: [JobState; 6] = [
+        JobState::Ready,
+        JobState::Scheduled,
+        JobState::Running,
+        JobState::Retrying,
+        JobState::Failed,
+        JobState::Cancelled,
+    ];
+
+    /// Whether the job does not run again by itself.
+    pub(crate) fn is_final(self) -> bool {
+        matches!(self, JobState::Failed | JobState::Cancelled)
+    }
 
     /// The name in JSON.
     pub fn as_str(self) -> &'static str {
@@ -54,6 +67,7 @@ impl JobState {
             JobState::Running => "running",
             JobState::Retrying => "retrying",
             JobState::Failed => "failed",
+            JobState::Cancelled => "cancelled",
         }
     }
 }
@@ -221,6 +235,8 @@ pub struct QueueStats {
     pub retrying: i64,
     /// Failed permanently.
     pub failed: i64,
+    /// Cancelled.
+    pub cancelled: i64,
     /// When the oldest due job became due.
     pub oldest_due_at: Option<DateTime<Utc>>,
     /// Seconds since then.
@@ -232,7 +248,7 @@ pub struct QueueStats {
 impl QueueStats {
     /// Number of all jobs.
     pub fn total(&self) -> i64 {
-        self.ready + self.scheduled + self.running + self.retrying + self.failed
+        self.ready + self.scheduled + self.running + self.retrying + self.failed + self.cancelled
     }
 }
 
@@ -252,6 +268,8 @@ pub struct TaskStats {
     pub retrying: i64,
     /// Failed permanently.
     pub failed: i64,
+    /// Cancelled.
+    pub cancelled: i64,
     /// When the oldest due job became due.
     pub oldest_due_at: Option<DateTime<Utc>>,
     /// Seconds since then.
@@ -537,6 +555,7 @@ fn task_stats(row: &PgRow) -> sqlx::Result<TaskStats> {
         running: row.try_get("running")?,
         retrying: row.try_get("retrying")?,
         failed: row.try_get("failed")?,
+        cancelled: row.try_get("cancelled")?,
         oldest_due_at: optional_time(row, "oldest_due_at")?,
         lag_seconds: row.try_get("lag_seconds")?,
     })
@@ -550,6 +569,7 @@ fn sum(tasks: Vec<TaskStats>) -> QueueStats {
         running: all(|task| task.running),
         retrying: all(|task| task.retrying),
         failed: all(|task| task.failed),
+        cancelled: all(|task| task.cancelled),
         oldest_due_at: tasks.iter().filter_map(|task| task.oldest_due_at).min(),
         lag_seconds: tasks.iter().filter_map(|task| task.lag_seconds).max_by(f64::total_cmp),
         tasks,
@@ -623,6 +643,9 @@ mod tests {
             assert_eq!(state.as_str().parse(), Ok(state));
         }
         let problem = "lost".parse::<JobState>().expect_err("not a state");
-        assert_eq!(problem, "\"lost\" is not a job state, expected one of ready, scheduled, running, retrying, failed");
+        assert_eq!(
+            problem,
+            "\"lost\" is not a job state, expected one of ready, scheduled, running, retrying, failed, cancelled"
+        );
     }
 }

@@ -148,6 +148,22 @@ pub enum WhyReason {
         /// Seconds without a heartbeat after which another worker releases it; `None` if no live worker does.
         freed_after: Option<f64>,
     },
+    /// It was cancelled while a worker ran it, and has not ended yet.
+    BeingCancelled {
+        /// The worker.
+        worker: WhyWorker,
+        /// The reason, if one was given.
+        cancel_reason: Option<String>,
+        /// Seconds without a heartbeat after which another worker ends it; `None` if no live worker does.
+        freed_after: Option<f64>,
+    },
+    /// It was cancelled.
+    Cancelled {
+        /// The reason, if one was given.
+        cancel_reason: Option<String>,
+        /// When it was last changed.
+        at: DateTime<Utc>,
+    },
     /// A worker runs it, and has locked its row without writing a claim: its task is repeatable.
     RunningInBatch {
         /// The worker.
@@ -341,11 +357,22 @@ impl fmt::Display for WhyReason {
                 "There is no such job: it is done, was removed, or never existed; or the transaction that adds it is still open.",
             ),
             WhyReason::Running { worker, seconds, freed_after, .. } => running(f, worker, *seconds, *freed_after),
+            WhyReason::BeingCancelled { worker, cancel_reason, .. } => {
+                write!(f, "It was cancelled while it ran, and has not ended yet in {worker}: it will not be retried")?;
+                cancelled(f, cancel_reason)
+            }
+            WhyReason::Cancelled { cancel_reason, .. } => {
+                f.write_str("It was cancelled")?;
+                cancelled(f, cancel_reason)
+            }
             WhyReason::RunningInBatch { worker, .. } => write!(
                 f,
                 "It is running in worker {}, or about to: its task is repeatable, and the worker has only locked its row.",
                 worker.worker_id
             ),
+            WhyReason::AttemptsUsedUp { last_error: Some(error), .. } if error.starts_with("Expired: ") => {
+                write!(f, "It did not start in time. {error}")
+            }
             WhyReason::AttemptsUsedUp { attempts, max_attempts, last_error } => {
                 write!(f, "It failed permanently ({attempts} of {max_attempts} attempts)")?;
                 error(f, last_error)
@@ -624,6 +651,13 @@ fn error(f: &mut fmt::Formatter<'_>, last_error: &Option<String>) -> fmt::Result
     }
 }
 
+fn cancelled(f: &mut fmt::Formatter<'_>, reason: &Option<String>) -> fmt::Result {
+    match reason {
+        Some(reason) => write!(f, ". The reason: {reason}"),
+        None => write!(f, "."),
+    }
+}
+
 fn flags_text(flags: &[String]) -> String {
     if flags.is_empty() { "no flags".to_owned() } else { format!("the flags {flags:?}") }
 }
@@ -663,7 +697,12 @@ pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String
     reasons.iter().find_map(|reason| match reason {
         WhyReason::DoesNotExist | WhyReason::RunningInBatch { .. } => None,
         WhyReason::Running { worker, .. } | WhyReason::QueueLocked { worker, .. } => release(worker, &program),
-        WhyReason::AttemptsUsedUp { .. } => Some(format!("To retry it with all attempts: {program} run-now {id}")),
+        WhyReason::BeingCancelled { .. } => {
+            Some(format!("If it ignores the request, end it: {program} cancel --force {id}"))
+        }
+        WhyReason::AttemptsUsedUp { .. } | WhyReason::Cancelled { .. } => {
+            Some(format!("To retry it with all attempts: {program} run-now {id}"))
+        }
         WhyReason::NotDue { .. } => Some(format!("To run it now: {program} run-now {id}")),
         WhyReason::TableLocked { waits_for: Some(pid), .. } => {
             Some(format!("End the session it waits for. In psql: select pg_terminate_backend({pid});"))

@@ -1038,6 +1038,9 @@ async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Re
     run(connection, schema, files::FUNCTIONS, "install the functions").await?;
     run(connection, schema, files::RECOVERY_FUNCTIONS, "install the functions of recovery").await?;
     run(connection, schema, files::ROLE_FUNCTIONS, "install the functions for roles").await?;
+    run(connection, schema, files::CANCELLATION_FUNCTIONS, "install the functions of cancellations").await?;
+    run(connection, schema, files::EXPIRY_FUNCTIONS, "install the functions of expiries").await?;
+    run(connection, schema, files::DEBOUNCE_FUNCTIONS, "install the functions of debounce and throttle").await?;
     run(connection, schema, files::LIMIT_FUNCTIONS, "install the functions of limits").await?;
     run(connection, schema, files::COMMENTS, "describe the tables and functions").await?;
     let checksum = functions_checksum(connection, schema).await?;

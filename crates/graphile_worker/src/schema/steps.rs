@@ -12,10 +12,10 @@ pub(super) const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 
 /// The step of our own ledger that installs the SQL functions and describes what is installed. A release that changes the
 /// functions takes the next free number, so that an older release leaves them alone.
-pub(super) const FUNCTIONS_STEP: i32 = 14;
+pub(super) const FUNCTIONS_STEP: i32 = 20;
 
 /// The step of our own ledger that creates the indexes. A release that changes them takes the next free number.
-pub(super) const INDEXES_STEP: i32 = 15;
+pub(super) const INDEXES_STEP: i32 = 19;
 
 /// The same step of earlier releases. It is recorded, too: otherwise such a release would create its indexes again.
 pub(super) const EARLIER_INDEXES_STEP: i32 = 9;
@@ -38,8 +38,11 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 4, breaking: false, file: files::CRONTAB_ITEMS, what: "create the table of crontab items" },
     Addition { step: WORKERS_STEP, breaking: false, file: files::WORKERS, what: "create the tables of recovery" },
     Addition { step: 7, breaking: false, file: files::WORKER_DETAILS, what: "add the details of workers" },
-    Addition { step: 13, breaking: false, file: files::LIMITS, what: "create the tables of limits" },
-    Addition { step: 16, breaking: false, file: files::USED_NAMES, what: "protect the names that jobs use" },
+    Addition { step: 13, breaking: false, file: files::CANCELLATIONS, what: "create the table of cancellations" },
+    Addition { step: 15, breaking: false, file: files::EXPIRIES, what: "create the table of expiries" },
+    Addition { step: 16, breaking: false, file: files::THROTTLES, what: "create the table of throttles" },
+    Addition { step: 17, breaking: false, file: files::LIMITS, what: "create the tables of limits" },
+    Addition { step: 18, breaking: false, file: files::USED_NAMES, what: "protect the names that jobs use" },
 ];
 
 /// An additional breaking step for the tests of live upgrades. Only in programs that are built and started
@@ -77,8 +80,11 @@ pub(crate) mod files {
     pub(crate) const COMMENTS: &str = include_str!("../../sql/schema/190-comments.sql");
     pub(crate) const INDEX_COMMENTS: &str = include_str!("../../sql/schema/191-index-comments.sql");
     pub(crate) const ROLE_FUNCTIONS: &str = include_str!("../../sql/schema/112-role-functions.sql");
-    pub(crate) const LIMIT_FUNCTIONS: &str = include_str!("../../sql/schema/113-limit-functions.sql");
+    pub(crate) const LIMIT_FUNCTIONS: &str = include_str!("../../sql/schema/116-limit-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
+    pub(crate) const DEBOUNCE_FUNCTIONS: &str = include_str!("../../sql/schema/115-debounce-functions.sql");
+    pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
+    pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
     pub(crate) const INDEXES: [(&str, &str); 6] = [
         ("_rs_jobs_unqueued", include_str!("../../sql/schema/120-index-unqueued.sql")),
@@ -95,7 +101,10 @@ pub(crate) mod files {
     pub(crate) const WORKERS: &str = include_str!("../../sql/schema/150-workers.sql");
     pub(crate) const USED_NAMES: &str = include_str!("../../sql/schema/160-used-names.sql");
     pub(crate) const WORKER_DETAILS: &str = include_str!("../../sql/schema/170-worker-details.sql");
-    pub(crate) const LIMITS: &str = include_str!("../../sql/schema/180-limits.sql");
+    pub(crate) const CANCELLATIONS: &str = include_str!("../../sql/schema/180-cancellations.sql");
+    pub(crate) const EXPIRIES: &str = include_str!("../../sql/schema/181-expiries.sql");
+    pub(crate) const THROTTLES: &str = include_str!("../../sql/schema/182-throttles.sql");
+    pub(crate) const LIMITS: &str = include_str!("../../sql/schema/183-limits.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_RENAME: &str = include_str!("../../sql/schema/900-old-layout-rename.sql");

@@ -254,13 +254,16 @@ impl Lane {
         let Some((about, rows)) = rows.split_last() else { return Err(sqlx::Error::RowNotFound).context(context) };
         let written = rows.iter().position(|row| row.try_get("is_written").unwrap_or(false)).unwrap_or(rows.len());
         let next_due: Option<f64> = about.try_get("next_due").context(context)?;
-        let claim = BatchClaim {
+        let mut claim = BatchClaim {
             fresh: self.exchange.jobs(&rows[..written]).context(context)?,
             written: self.exchange.jobs(&rows[written..]).context(context)?,
             contended: about.try_get("contended").context(context)?,
             next_due: next_due.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok()),
             took: began.elapsed(),
         };
+        for jobs in [&mut claim.fresh, &mut claim.written] {
+            self.in_time(self.exchange.read_expiries(&mut connection, jobs.iter_mut())).await?;
+        }
         self.exchange.connection = Some(connection);
         self.may_have_earlier = false;
         Ok(claim)

@@ -23,7 +23,7 @@ use crate::db::{Statements, rows};
 use crate::error::Context;
 use crate::fast_map::FastMap;
 use crate::hooks::FetchError;
-use crate::job::Job;
+use crate::job::{Expiry, Job};
 use crate::retry::RetryPauses;
 use chrono::{DateTime, TimeDelta, Utc};
 use futures_util::TryStreamExt;
@@ -60,6 +60,9 @@ const LOCK_TIMEOUT: (&str, &str) = ("lock_timeout", "100ms");
 /// the jobs of a batch. The server then closes the connection, and the worker reconnects. Set here, because an application's
 /// shorter limit must not end a batch earlier.
 const IDLE_TIMEOUT: (&str, &str) = ("idle_in_transaction_session_timeout", "10s");
+
+/// A claimed job waits for a slot for a second at most.
+const NEAR_EXPIRY: Duration = Duration::from_secs(3);
 
 /// How long the worker waits for an open transaction that is adding one of the worker's tasks.
 const ENSURE_TASKS_LOCK_TIMEOUT: &str = "set local lock_timeout = '20ms'";
@@ -111,6 +114,8 @@ pub(crate) struct Lanes {
     not_deferred_until: Mutex<Option<Instant>>,
     /// Whether a deferred lane has lost the answer to a commit. The first lane then asks which jobs the worker holds.
     pub(super) deferred_lost_an_answer: AtomicBool,
+    /// When the next job expires, as far as the worker knows.
+    next_expiry: Mutex<Option<Instant>>,
     /// Whether the database has no encoding (`SQL_ASCII`) and contains a text that is not UTF-8: see
     /// `allow_invalid_utf8.sql`.
     has_invalid_utf8: AtomicBool,
@@ -183,6 +188,18 @@ impl Lanes {
         }
         let is_deferred = |id: &&i32| tasks.names.get(id).is_some_and(|name| deferred.contains(name));
         ids.iter().filter(|id| !is_deferred(id)).copied().collect()
+    }
+
+    /// Sets the time until the next job expires; `None` if none does.
+    pub(super) fn set_next_expiry(&self, next: Option<Duration>) {
+        let at = next.and_then(|next| Instant::now().checked_add(next));
+        *self.next_expiry.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// Whether a job may expire while it waits in this worker, or has.
+    fn is_expiry_near(&self) -> bool {
+        let next = *self.next_expiry.lock().unwrap_or_else(PoisonError::into_inner);
+        next.is_some_and(|at| at < Instant::now() + NEAR_EXPIRY)
     }
 
     fn committing(&self) -> MutexGuard<'_, HashSet<i64>> {
@@ -586,6 +603,11 @@ impl Exchange {
         } else {
             self.report_and_claim(&mut connection, report, free_queues, request).await
         };
+        let mut result = result;
+        if let Ok(answer) = &mut result {
+            // Nothing else has these jobs yet.
+            self.read_expiries(&mut connection, answer.jobs.iter_mut().filter_map(Arc::get_mut)).await;
+        }
         // A conflict is an answer too: the server has rolled the exchange back.
         if result.as_ref().err().is_none_or(Error::is_contention) {
             self.uncertain = false;
@@ -934,6 +956,38 @@ impl Exchange {
         let tasks = self.lanes.tasks();
         let mut reader = JobReader::new(&tasks.names);
         rows.iter().filter_map(|row| reader.read(row).transpose()).collect()
+    }
+
+    /// Notes when the claimed jobs expire, if that may be soon: an expired job must not start.
+    pub(super) async fn read_expiries<'j>(
+        &self,
+        connection: &mut PgConnection,
+        jobs: impl Iterator<Item = &'j mut Job>,
+    ) {
+        if !self.lanes.is_expiry_near() {
+            return;
+        }
+        let jobs: Vec<&mut Job> = jobs.collect();
+        let ids: Vec<i64> = jobs.iter().filter(|job| job.attempts <= 1).map(|job| job.id).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let query = self.statements.expiries_of.query().bind(ids);
+        let rows = match self.session.fetch_all(connection, query).await {
+            Ok(rows) => rows,
+            Err(error) => return debug!(label = "worker", %error, "could not read when the claimed jobs expire"),
+        };
+        let read = Instant::now();
+        let expiries = rows.iter().filter_map(|row| {
+            let seconds: f64 = row.try_get("seconds").ok()?;
+            let left = Duration::try_from_secs_f64(seconds.max(0.0)).ok()?;
+            let expiry = Expiry { at: rows::time(row, "expires_at").ok()?, deadline: read.checked_add(left)? };
+            Some((row.try_get("job_id").ok()?, expiry))
+        });
+        let expiries: HashMap<i64, Expiry> = expiries.collect();
+        for job in jobs {
+            job.expiry = expiries.get(&job.id).copied();
+        }
     }
 
     /// Whether this worker may hold jobs that it does not know.

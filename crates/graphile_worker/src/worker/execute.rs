@@ -1,10 +1,11 @@
-//! Executing a job: decodes the payload, calls the handler, catches panics and enforces the timeout. Returns an
-//! outcome; does not touch the database. `settle` decides what the outcome means for the job.
+//! Executing a job: decodes the payload, calls the handler, catches panics, and enforces the timeout and cancellations by
+//! force. Returns an outcome; does not touch the database. `settle` decides what the outcome means for the job.
 
-use crate::context::{Running, Shared, WorkerContext};
+use crate::context::{Cancelled, Running, Shared, WorkerContext};
 use crate::error::panic_message;
 use crate::hooks::HookResult;
 use crate::task::{Retry, TaskError, TaskOutcome, TaskResult};
+use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -20,6 +21,8 @@ pub(crate) enum Outcome {
     Snoozed(TaskOutcome),
     /// The run ended through no fault of the job: it is released, and the attempt does not count.
     Released,
+    /// The job did not start, because it had expired at this time.
+    Expired(DateTime<Utc>),
     Failed {
         error: TaskError,
         /// The payload of the items of a batch that still have to run.
@@ -57,23 +60,20 @@ pub(crate) async fn execute(running: &Arc<Running>, shared: &Arc<Shared>) -> Out
         return Outcome::Failed { error: TaskError::new(message), remaining: None };
     }
     // In an async block, because the handler may also panic while it creates its future.
+    if task.options.timeout.is_some() {
+        running.restart_timeout();
+    }
     let ctx = WorkerContext::new(running.clone(), shared.clone());
     let run = AssertUnwindSafe(async { (task.run)(ctx).await }).catch_unwind();
-    let ended = match task.options.timeout {
-        None => run.await,
-        Some(timeout) => {
-            running.restart_timeout();
-            let mut run = std::pin::pin!(run);
-            tokio::select! {
-                biased;
-                ended = &mut run => ended,
-                () = running.has_run_for(timeout) => {
-                    running.request_end();
-                    let ended = tokio::time::timeout(task.cancel_grace, run).await;
-                    let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
-                    Ok(timed_out(timeout, &last_output.unwrap_or_default()).into())
-                }
-            }
+    let mut run = std::pin::pin!(run);
+    let ended = tokio::select! {
+        biased;
+        ended = &mut run => ended,
+        why = must_end(running) => {
+            running.request_end();
+            let ended = tokio::time::timeout(task.cancel_grace, run).await;
+            let last_output = ended.ok().and_then(Result::ok).map(|answer| answer.last_output);
+            Ok(stopped(why, &last_output.unwrap_or_default()).into())
         }
     };
     outcome(ended.unwrap_or_else(|panic| panicked(panic.as_ref()).into()), running.completed_by_handler())
@@ -89,11 +89,35 @@ fn outcome(answer: TaskResult, completed_by_handler: bool) -> Outcome {
     }
 }
 
-fn timed_out(timeout: Duration, last_output: &str) -> Result<TaskOutcome, TaskError> {
-    let message = match last_output {
-        "" => format!("timed out after {timeout:?}"),
-        _ => format!("timed out after {timeout:?}:\n{last_output}"),
+/// Why a run has to end now.
+enum MustEnd {
+    TimedOut(Duration),
+    Cancelled,
+}
+
+/// Returns when the run has to end.
+async fn must_end(running: &Running) -> MustEnd {
+    let timed_out = async {
+        match running.task.options.timeout {
+            Some(timeout) => {
+                running.has_run_for(timeout).await;
+                MustEnd::TimedOut(timeout)
+            }
+            None => std::future::pending().await,
+        }
     };
+    tokio::select! {
+        why = timed_out => why,
+        () = running.cancellation_reached(Cancelled::ByForce) => MustEnd::Cancelled,
+    }
+}
+
+fn stopped(why: MustEnd, last_output: &str) -> Result<TaskOutcome, TaskError> {
+    let why = match why {
+        MustEnd::TimedOut(timeout) => format!("timed out after {timeout:?}"),
+        MustEnd::Cancelled => "cancelled by force".to_owned(),
+    };
+    let message = if last_output.is_empty() { why } else { format!("{why}:\n{last_output}") };
     Err(TaskError { message, retry: Retry::Backoff })
 }
 

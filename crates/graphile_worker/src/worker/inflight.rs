@@ -18,7 +18,7 @@ pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGES
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
 use super::report::{Answer, Ended, Lane, Report};
-use crate::context::{OpenBatch, Running};
+use crate::context::{Cancelled, OpenBatch, Running};
 use crate::fast_map::{FastMap, FastSet};
 use crate::job::Job;
 use crate::recovery::heartbeat::StartLease;
@@ -73,6 +73,9 @@ struct State {
     /// Jobs whose task is at its limit.
     over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
     running: FastMap<i64, Arc<Running>>,
+    /// The claims that are cancelled, as the database last said: by job, the time of the claim. A claim may be among them before
+    /// it arrives here.
+    cancelled: FastMap<i64, DateTime<Utc>>,
     /// New claims of jobs that are running here: a failover has lost their first claim, or an operator has unlocked
     /// them.
     reclaimed: FastMap<i64, ClaimedJob>,
@@ -196,6 +199,20 @@ impl Ord for ClaimedJob {
     }
 }
 
+/// A job that is cancelled while this worker holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CancelledClaim {
+    pub(crate) job_id: i64,
+    pub(crate) locked_at: DateTime<Utc>,
+    pub(crate) how: Cancelled,
+}
+
+/// A later claim of the same job is not cancelled: the job may run again if somebody wants it to.
+fn is_cancelled(cancelled: &FastMap<i64, DateTime<Utc>>, waiting: &ClaimedJob) -> bool {
+    let at = cancelled.get(&waiting.job.id);
+    at.is_some() && waiting.job.locked_at.as_ref() == at
+}
+
 /// What a runner does next.
 enum NextJob {
     Job(Arc<Running>),
@@ -231,6 +248,7 @@ impl Inflight {
                 queues: FastMap::default(),
                 over_limit: FastMap::default(),
                 running: FastMap::default(),
+                cancelled: FastMap::default(),
                 reclaimed: FastMap::default(),
                 running_by_task: FastMap::default(),
                 report: Vec::new(),
@@ -616,6 +634,31 @@ impl Inflight {
         self.job_ready.notify_waiters();
     }
 
+    /// Asks jobs to stop. `cancelled` are all cancelled jobs that this worker holds. Returns those that have not started and
+    /// will not: their rows say that they are cancelled.
+    pub(crate) fn cancel(&self, cancelled: &[CancelledClaim]) -> Vec<Arc<Job>> {
+        let mut state = self.state();
+        state.cancelled = cancelled.iter().map(|cancelled| (cancelled.job_id, cancelled.locked_at)).collect();
+        for cancelled in cancelled {
+            if let Some(running) = state.running.get(&cancelled.job_id) {
+                running.cancel(cancelled.how);
+            }
+        }
+        let unstarted = state.waiting().filter(|waiting| is_cancelled(&state.cancelled, waiting));
+        let unstarted: Vec<Arc<Job>> = unstarted.map(|waiting| waiting.job.clone()).collect();
+        state.release_cancelled();
+        drop(state);
+        if !unstarted.is_empty() {
+            self.exchange_due.notify_one();
+        }
+        unstarted
+    }
+
+    /// Whether any job waits or runs.
+    pub(crate) fn has_jobs(&self) -> bool {
+        self.state().in_flight() > 0
+    }
+
     /// Starts no more jobs, releases those that have not started, and asks running ones to stop.
     pub(crate) fn close(&self) {
         let mut state = self.state();
@@ -636,7 +679,9 @@ impl Inflight {
         let mut state = self.state();
         let running: Vec<Arc<Running>> = state.running.values().cloned().collect();
         for interrupted in &running {
-            state.end(interrupted, Settlement::Interrupt { delay }, interrupted.started.elapsed());
+            let settlement = Settlement::Interrupt { delay };
+            let settlement = if interrupted.is_cancelled() { settlement.cancelled() } else { settlement };
+            state.end(interrupted, settlement, interrupted.started.elapsed());
         }
         running.into_iter().map(|running| running.job.clone()).collect()
     }
@@ -834,6 +879,17 @@ impl State {
                 self.take_in(waiting);
             }
         }
+        self.release_cancelled();
+    }
+
+    /// Releases the jobs that have not started and are cancelled.
+    fn release_cancelled(&mut self) {
+        if self.cancelled.is_empty() || !self.waiting().any(|waiting| is_cancelled(&self.cancelled, waiting)) {
+            return;
+        }
+        let cancelled = std::mem::take(&mut self.cancelled);
+        self.release_waiting(|waiting| is_cancelled(&cancelled, waiting));
+        self.cancelled = cancelled;
     }
 
     /// Jobs that wait here under an older claim, which an operator has unlocked or a failover has lost. To release what the
@@ -1144,6 +1200,30 @@ mod tests {
         assert!(inflight.begin(Lane::First, false).is_none(), "nothing to report, and no claim is due");
         inflight.not_written(Lane::Second, Report::default());
         assert!(inflight.begin(Lane::First, false).is_some_and(|(_, wanted)| wanted > 0));
+    }
+
+    #[test]
+    fn a_cancelled_job_does_not_start_even_if_its_claim_arrives_later() {
+        let inflight = inflight();
+        let locked_at = Job::example(1).created_at;
+        let claim = |ids: std::ops::Range<i64>| {
+            inflight.wake_claim();
+            let jobs = ids.map(|id| Job { locked_at: Some(locked_at), ..Job::example(id) });
+            let jobs = jobs.map(Arc::new).collect();
+            exchange(&inflight, Lane::First, Answer { jobs, ..Answer::default() });
+        };
+        claim(1..3);
+        let running = start(&inflight).expect("a job");
+        let cancelled = [1, 2, 3, 4].map(|job_id| {
+            let locked_at = locked_at - chrono::TimeDelta::seconds(i64::from(job_id == 4));
+            CancelledClaim { job_id, locked_at, how: Cancelled::Asked }
+        });
+        let unstarted: Vec<i64> = inflight.cancel(&cancelled).iter().map(|job| job.id).collect();
+        assert_eq!(unstarted, [2]);
+        assert!(running.cancellation().is_cancelled() && running.is_cancelled());
+        claim(3..5);
+        assert_eq!(start(&inflight).expect("a job").job.id, 4, "its earlier claim was cancelled");
+        assert!(start(&inflight).is_none());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Limits: what a worker knows of them, and whose turn it is. Decides without I/O; `maintenance` reads the limits and settles
-//! them, `exchange` claims under them. What a limit is: `sql/schema/180-limits.sql`.
+//! them, `exchange` claims under them. What a limit is: `sql/schema/183-limits.sql`.
 
 use super::next_claim::NextClaim;
 use crate::job::Job;

@@ -70,6 +70,14 @@ struct LedgerChecks {
     limits_changed: AtomicBool,
     /// The worker cannot listen, and polls.
     is_poll_only: AtomicBool,
+    /// The connection is open and listens.
+    is_listening: AtomicBool,
+    /// Jobs were cancelled, perhaps some of this worker.
+    cancellation_requested: AtomicBool,
+    /// Jobs were added that expire.
+    expiries_changed: AtomicBool,
+    /// Notified with either.
+    changed: Notify,
     /// How many workers listen, about.
     workers: AtomicU32,
     /// New jobs were added since the workers were counted.
@@ -145,6 +153,36 @@ impl Listener {
         self.checks.is_poll_only.load(Ordering::Acquire)
     }
 
+    /// Whether the worker is notified now of what happens.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.checks.is_listening.load(Ordering::Acquire)
+    }
+
+    /// Whether jobs were cancelled since this was last called.
+    pub(crate) fn take_cancellation_requested(&self) -> bool {
+        self.checks.cancellation_requested.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the next `take_cancellation_requested` returns true.
+    pub(crate) fn is_cancellation_requested(&self) -> bool {
+        self.checks.cancellation_requested.load(Ordering::Acquire)
+    }
+
+    /// The cancelled jobs could not be read: `take_cancellation_requested` returns true once more.
+    pub(crate) fn mark_cancellation_requested(&self) {
+        self.checks.cancellation_requested.store(true, Ordering::Release);
+    }
+
+    /// Whether jobs that expire were added since this was last called.
+    pub(crate) fn take_expiries_changed(&self) -> bool {
+        self.checks.expiries_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns when jobs are cancelled, or jobs that expire are added.
+    pub(crate) async fn something_changed(&self) {
+        self.checks.changed.notified().await;
+    }
+
     /// Whether new jobs were added since this was last called.
     pub(crate) fn take_notified(&self) -> bool {
         self.checks.was_notified.swap(false, Ordering::AcqRel)
@@ -198,9 +236,13 @@ async fn listen_forever(
                 checks.may_have_missed.store(true, Ordering::Release);
                 checks.tasks_changed.store(true, Ordering::Release);
                 checks.limits_changed.store(true, Ordering::Release);
+                checks.cancellation_requested.store(true, Ordering::Release);
+                checks.expiries_changed.store(true, Ordering::Release);
+                checks.is_listening.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || shared.event(None)).await;
                 let error = listen(&mut listener, &on.config, &shared, &woken, &shutdown_notice, &checks).await;
+                checks.is_listening.store(false, Ordering::Release);
                 // If the connection was closed as soon as it was opened, do not reconnect at once.
                 pause = if since.elapsed() > Duration::from_secs(1) { Duration::ZERO } else { next_pause(pause) };
                 error
@@ -260,7 +302,15 @@ async fn connect(on: &ListenOn, worker_id: &str) -> sqlx::Result<Option<PgListen
     // `listen_forever` reconnects, not sqlx.
     listener.eager_reconnect(false);
     listener
-        .listen_all(["jobs:insert", "worker:migrate", "worker:tasks", "worker:limits", &probe_channel(worker_id)])
+        .listen_all([
+            "jobs:insert",
+            "jobs:cancel",
+            "jobs:expire",
+            "worker:migrate",
+            "worker:tasks",
+            "worker:limits",
+            &probe_channel(worker_id),
+        ])
         .await?;
     Ok(Some(listener))
 }
@@ -322,6 +372,15 @@ async fn listen(
                     "worker:limits" if notification.payload() == shared.statements.schema.name() => {
                         checks.limits_changed.store(true, Ordering::Release);
                         woken.notify_one();
+                    }
+                    // Any role that can connect can send it: the worker reads which jobs are cancelled.
+                    "jobs:cancel" if notification.payload() == shared.statements.schema.name() => {
+                        checks.cancellation_requested.store(true, Ordering::Release);
+                        checks.changed.notify_one();
+                    }
+                    "jobs:expire" if notification.payload() == shared.statements.schema.name() => {
+                        checks.expiries_changed.store(true, Ordering::Release);
+                        checks.changed.notify_one();
                     }
                     "worker:tasks" if notification.payload() == shared.statements.schema.name() => {
                         checks.tasks_changed.store(true, Ordering::Release);

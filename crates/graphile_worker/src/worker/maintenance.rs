@@ -1,15 +1,19 @@
 //! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
-//! releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
+//! reads which of its jobs are cancelled, releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
 //! and warns of rows that stay locked.
 //!
 //! Recovery of dead workers is not here: see `recovery`.
 
 use super::exchange::Exchange;
-use super::inflight::Inflight;
+use super::inflight::{CancelledClaim, Inflight};
 use super::listener::{Listener, ShutdownNotice};
+use crate::context::Cancelled;
+use crate::db::rows::{self, time};
+use crate::job::Job;
 use crate::retry::jittered;
 use crate::schema::upgrade::notice_in_ledgers;
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
@@ -31,8 +35,19 @@ const SETTLE_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a worker counts the workers, at most; only if jobs were added meanwhile.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// The delay before a worker reads again which of its jobs are cancelled, if it could not.
+const CANCELLATIONS_RETRY: Duration = Duration::from_secs(1);
+
+/// The minimum interval between two sweeps for expired jobs.
+const EXPIRIES_INTERVAL: Duration = Duration::from_secs(1);
+
 /// When each kind of maintenance is due.
 pub(super) struct Maintenance {
+    poll_interval: Duration,
+    /// When the worker last read which of its jobs are cancelled.
+    cancellations_read_at: Instant,
+    /// When to look for expired jobs; `None` if no job expires, as far as this worker knows.
+    expiries_at: Option<Instant>,
     keep_locks_fresh_after: Duration,
     fresh_locks_at: Instant,
     stale_locks_at: Instant,
@@ -44,9 +59,12 @@ pub(super) struct Maintenance {
 }
 
 impl Maintenance {
-    pub(super) fn new(keep_locks_fresh_after: Duration) -> Maintenance {
+    pub(super) fn new(keep_locks_fresh_after: Duration, poll_interval: Duration) -> Maintenance {
         let now = Instant::now();
         Maintenance {
+            poll_interval,
+            cancellations_read_at: now,
+            expiries_at: Some(now),
             keep_locks_fresh_after,
             fresh_locks_at: now,
             stale_locks_at: now,
@@ -62,6 +80,61 @@ impl Maintenance {
     pub(super) async fn is_due(&self, checks_schema: bool) {
         let at = if checks_schema { self.fresh_locks_at.min(self.ledgers_at) } else { self.fresh_locks_at };
         tokio::time::sleep_until(at.into()).await;
+    }
+
+    /// Returns when the worker has to read which of its jobs are cancelled: again, if it could not, and if it does not listen,
+    /// at each poll, as long as it has jobs.
+    pub(super) async fn cancellations_due(&self, listener: &Listener, inflight: &Inflight) {
+        let pause = match listener.is_cancellation_requested() {
+            true => Some(CANCELLATIONS_RETRY),
+            false => (!listener.is_listening() && inflight.has_jobs()).then_some(self.poll_interval),
+        };
+        match pause.and_then(|pause| self.cancellations_read_at.checked_add(pause)) {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The jobs of this worker that are cancelled, if that may have changed.
+    pub(super) async fn cancelled_jobs(
+        &mut self,
+        exchange: &mut Exchange,
+        listener: &Listener,
+        inflight: &Inflight,
+    ) -> Option<Vec<CancelledClaim>> {
+        let is_poll_due = !listener.is_listening() && self.cancellations_read_at.elapsed() >= self.poll_interval;
+        let is_due = listener.take_cancellation_requested() || (is_poll_due && inflight.has_jobs());
+        if !is_due {
+            return None;
+        }
+        self.cancellations_read_at = Instant::now();
+        let cancelled = exchange.cancelled_jobs().await;
+        if cancelled.is_none() {
+            listener.mark_cancellation_requested();
+        }
+        cancelled
+    }
+
+    /// Returns when jobs may have expired.
+    pub(super) async fn expiries_due(&self) {
+        match self.expiries_at {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Fails the jobs that have expired, and returns them. Costs nothing as long as no job expires: a worker looks when it
+    /// starts, when it is notified and, if it does not listen, at each poll.
+    pub(super) async fn expire_jobs(&mut self, exchange: &mut Exchange, listener: &Listener) -> Vec<Job> {
+        let now = Instant::now();
+        if !listener.take_expiries_changed() && self.expiries_at.is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let (expired, next) = exchange.expire_jobs().await;
+        let poll = (!listener.is_listening()).then_some(self.poll_interval);
+        let pause = next.into_iter().chain(poll).min().map(|pause| pause.max(EXPIRIES_INTERVAL));
+        self.expiries_at = pause.and_then(|pause| now.checked_add(pause));
+        expired
     }
 
     /// Refreshes the locks of long-running jobs, so that no worker releases them as older than 4 hours.
@@ -172,6 +245,69 @@ impl Exchange {
         {
             let worker_id = &*self.shared.worker_id;
             info!(label = "worker", worker_id, jobs, queues, "released locks older than 4 hours");
+        }
+    }
+
+    /// The jobs of this worker that are cancelled; `None` if they could not be read.
+    async fn cancelled_jobs(&mut self) -> Option<Vec<CancelledClaim>> {
+        let query = self.statements.cancellations.query().bind(&*self.shared.worker_id);
+        let (session, connection) = (&self.session, &mut self.connection);
+        let reading = async {
+            match connection {
+                Some(connection) => session.fetch_all(connection, query).await,
+                // The exchange reconnects when it has something to do, and all slots may be busy.
+                None => session.fetch_all(&mut session.connect().await?, query).await,
+            }
+        };
+        let Ok(read) = tokio::time::timeout(self.answer_timeout, reading).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        let rows = read.inspect_err(|error| debug!(label = "worker", %error, "could not read cancellations; retrying"));
+        let claim = |row: PgRow| {
+            let how = if row.try_get("force")? { Cancelled::ByForce } else { Cancelled::Asked };
+            Ok(CancelledClaim { job_id: row.try_get("job_id")?, locked_at: time(&row, "locked_at")?, how })
+        };
+        rows.ok()?.into_iter().map(claim).collect::<sqlx::Result<_>>().ok()
+    }
+
+    /// Fails the jobs that have expired. Returns them, and the time until the next look is due.
+    async fn expire_jobs(&mut self) -> (Vec<Job>, Option<Duration>) {
+        let mut expired = Vec::new();
+        let mut next = self.next_expiry().await;
+        if next.is_some_and(|next| next.is_zero())
+            && let Some(connection) = self.connection.as_mut()
+        {
+            let query = self.statements.expire_due_jobs.query().persistent(false);
+            match tokio::time::timeout(self.answer_timeout, self.session.fetch_all(connection, query)).await {
+                Ok(Ok(rows)) => expired = rows.iter().filter_map(|row| rows::job(row).ok()).collect(),
+                Ok(Err(error)) => debug!(label = "worker", %error, "could not look for expired jobs; retrying"),
+                // The answer may arrive when another one is expected.
+                Err(_) => self.connection = None,
+            }
+            next = self.next_expiry().await;
+        }
+        self.lanes.set_next_expiry(next);
+        (expired, next)
+    }
+
+    /// The time until an expiry has to be looked at; `None` if there is none. If that is unknown, soon.
+    async fn next_expiry(&mut self) -> Option<Duration> {
+        let Some(connection) = self.connection.as_mut() else { return Some(EXPIRIES_INTERVAL) };
+        let query = self.session.fetch_one(connection, self.statements.next_expiry.query());
+        let Ok(next) = tokio::time::timeout(self.answer_timeout, query).await else {
+            self.connection = None;
+            return Some(EXPIRIES_INTERVAL);
+        };
+        let seconds = next.and_then(|row| row.try_get::<Option<f64>, _>("seconds"));
+        let seconds =
+            seconds.inspect_err(|error| debug!(label = "worker", %error, "could not read expiries; retrying"));
+        match seconds {
+            Ok(seconds) => {
+                seconds.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
+            }
+            Err(_) => Some(EXPIRIES_INTERVAL),
         }
     }
 

@@ -20,7 +20,8 @@ use crate::Error;
 use crate::context::{Running, Shared};
 use crate::flags::FlagFilter;
 use crate::hooks::{
-    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobError, JobFailed, JobStart, JobSuccess,
+    AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobCancelled, JobError, JobExpired, JobFailed,
+    JobStart, JobSuccess,
 };
 use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
@@ -130,7 +131,7 @@ impl<'w> RunLoop<'w> {
             inflight,
             exchange,
             listener,
-            maintenance: Maintenance::new(worker.settings.keep_locks_fresh_after),
+            maintenance: Maintenance::new(worker.settings.keep_locks_fresh_after, poll_interval),
             tasks,
             runners,
             second_lane,
@@ -198,6 +199,8 @@ impl<'w> RunLoop<'w> {
     /// Handles everything that is due besides jobs: locks, a newer schema, a request to stop, changed tasks.
     async fn maintain(&mut self) {
         self.maintenance.keep_locks_fresh(&mut self.exchange, &self.inflight).await;
+        self.cancel_jobs().await;
+        self.expire_jobs().await;
         if self.leave_at.is_none() {
             self.maintenance.check_schema(&mut self.exchange, &self.listener).await;
             if let Some(notice) = self.listener.shutdown_notice.notice() {
@@ -226,6 +229,41 @@ impl<'w> RunLoop<'w> {
         }
         if self.leave_at.is_none() {
             self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
+        }
+    }
+
+    /// Asks the jobs to stop that were cancelled since.
+    async fn cancel_jobs(&mut self) {
+        let cancelled = self.maintenance.cancelled_jobs(&mut self.exchange, &self.listener, &self.inflight).await;
+        let Some(cancelled) = cancelled else { return };
+        let shared = &self.worker.shared;
+        for job in self.inflight.cancel(&cancelled) {
+            info!(
+                label = "job",
+                worker_id = &*shared.worker_id,
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                "job cancelled before it started"
+            );
+            shared.hooks.emit(JobCancelled, || shared.job_event(&job, Duration::ZERO, None)).await;
+        }
+    }
+
+    /// Fails the jobs that have expired before any worker started them.
+    async fn expire_jobs(&mut self) {
+        let shared = &self.worker.shared;
+        for job in self.maintenance.expire_jobs(&mut self.exchange, &self.listener).await {
+            let job = Arc::new(job);
+            let error = job.last_error.clone();
+            warn!(
+                label = "job",
+                worker_id = &*shared.worker_id,
+                task_identifier = &*job.task_identifier,
+                job_id = job.id,
+                error,
+                "job expired before it started"
+            );
+            shared.hooks.emit(JobExpired, || shared.job_event(&job, Duration::ZERO, error.clone())).await;
         }
     }
 
@@ -360,9 +398,12 @@ impl<'w> RunLoop<'w> {
                 }
             }
             () = self.listener.wait() => self.inflight.wake_claim(),
+            () = self.listener.something_changed() => {}
             () = sleep_until(self.inflight.next_exchange_at()) => self.poll_if_idle().await,
             () = has_changed(&self.tasks) => {}
             () = self.maintenance.is_due(self.listener.is_poll_only() && !is_leaving) => {}
+            () = self.maintenance.cancellations_due(&self.listener, &self.inflight) => {}
+            () = self.maintenance.expiries_due() => {}
             () = shutdown.leaving.cancelled(), if !is_leaving => {}
             () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
             () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,
@@ -530,6 +571,7 @@ async fn run_jobs(inflight: Arc<Inflight>, shared: Arc<Shared>) {
         // `execute` catches the panics of handlers, so this is a hook's.
         let outcome = outcome.unwrap_or_else(|panic| Outcome::panicked(panic.as_ref()));
         let settlement = settle::settlement(&running.job, outcome, &running.task.options);
+        let settlement = if running.is_cancelled() { settlement.cancelled() } else { settlement };
         let ended = Instant::now();
         in_span(&span, || log_end(&running, &settlement, ended));
         if shared.hooks.is_empty() {
@@ -556,6 +598,9 @@ async fn run_job(running: &Arc<Running>, shared: &Arc<Shared>) -> Outcome {
         return execute(running, shared).await;
     }
     let job = &running.job;
+    if let Some(at) = running.expired_at() {
+        return Outcome::Expired(at);
+    }
     hooks.emit(JobStart, || shared.job_event(job, Duration::ZERO, None)).await;
     let began = Instant::now();
     let outcome = match hooks.decide(BeforeJobRun, || shared.before_run(job)).await {
@@ -578,6 +623,8 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
     let event = || shared.job_ended(&running.job, ran, settlement);
     match settlement {
         Settlement::Release { .. } => {}
+        Settlement::Cancel { .. } => hooks.emit(JobCancelled, event).await,
+        Settlement::Expire { .. } => hooks.emit(JobExpired, event).await,
         Settlement::Retry { .. } => hooks.emit(JobError, event).await,
         Settlement::GiveUp { .. } => {
             hooks.emit(JobError, event).await;
@@ -595,6 +642,8 @@ fn log_end(running: &Running, settlement: &Settlement, ended: Instant) {
     match settlement {
         Settlement::Complete | Settlement::CompletedByHandler => info!(ms = ms(), "job completed"),
         Settlement::Release { .. } | Settlement::Interrupt { .. } => info!(ms = ms(), "job released"),
+        Settlement::Cancel { .. } => info!(ms = ms(), "job cancelled"),
+        Settlement::Expire { error } => warn!(error, "job expired before it started"),
         Settlement::Snooze { .. } => info!(ms = ms(), "job snoozed"),
         Settlement::Retry { error, .. } => {
             warn!(ms = ms(), attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");

@@ -4,7 +4,7 @@
 use crate::job::Job;
 use crate::task::{Backoff, Retry, TaskOptions, TaskOutcome};
 use crate::worker::execute::Outcome;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -24,6 +24,10 @@ pub(crate) enum Settlement {
     Retry { error: String, run_at: NextRun, remaining: Option<String> },
     /// The job failed and does not run again.
     GiveUp { error: String, run_at: NextRun, remaining: Option<String>, cause: GiveUpCause },
+    /// The job was cancelled while it ran, and has not succeeded. The row says why, and does not run again.
+    Cancel { remaining: Option<String> },
+    /// The job has expired before it started, and does not run.
+    Expire { error: String },
     /// The handler asked for a later run. The attempt does not count.
     Snooze { run_at: NextRun },
     /// The worker stopped while the job was running. The attempt does not count.
@@ -90,6 +94,18 @@ impl Settlement {
                 };
                 Some(Unlock { error: Some(error), run_at: *run_at, attempts, payload: remaining.as_deref(), ..unlock })
             }
+            Settlement::Expire { error } => Some(Unlock {
+                error: Some(error),
+                run_at: NextRun::After(Duration::ZERO),
+                attempts: Attempts::Exhaust,
+                ..unlock
+            }),
+            Settlement::Cancel { remaining } => Some(Unlock {
+                run_at: NextRun::After(Duration::ZERO),
+                attempts: Attempts::Exhaust,
+                payload: remaining.as_deref(),
+                ..unlock
+            }),
             Settlement::Snooze { run_at } => Some(Unlock { run_at: *run_at, attempts: Attempts::Refund, ..unlock }),
             Settlement::Interrupt { delay } => Some(Unlock {
                 error: Some(INTERRUPTED),
@@ -105,17 +121,30 @@ impl Settlement {
         !matches!(self, Settlement::Complete | Settlement::CompletedByHandler)
     }
 
+    /// The settlement of a job that was cancelled while it ran: a success counts, anything else does not.
+    pub(crate) fn cancelled(self) -> Settlement {
+        match self {
+            Settlement::Complete | Settlement::CompletedByHandler => self,
+            Settlement::Retry { remaining, .. } | Settlement::GiveUp { remaining, .. } => {
+                Settlement::Cancel { remaining }
+            }
+            _ => Settlement::Cancel { remaining: None },
+        }
+    }
+
     /// Why the job failed, if it did.
     pub(crate) fn error(&self) -> Option<&str> {
         match self {
-            Settlement::Retry { error, .. } | Settlement::GiveUp { error, .. } => Some(error),
+            Settlement::Retry { error, .. } | Settlement::GiveUp { error, .. } | Settlement::Expire { error } => {
+                Some(error)
+            }
             _ => None,
         }
     }
 
     /// Whether the job ran to its end.
     pub(crate) fn has_run(&self) -> bool {
-        !matches!(self, Settlement::Release { .. } | Settlement::Interrupt { .. })
+        !matches!(self, Settlement::Release { .. } | Settlement::Interrupt { .. } | Settlement::Expire { .. })
     }
 }
 
@@ -127,6 +156,7 @@ pub(crate) fn settlement(job: &Job, outcome: Outcome, options: &TaskOptions) -> 
         Outcome::Done => Settlement::Complete,
         Outcome::CompletedByHandler => Settlement::CompletedByHandler,
         Outcome::Released => release(job),
+        Outcome::Expired(at) => Settlement::Expire { error: expired(at) },
         Outcome::Snoozed(snooze) => Settlement::Snooze {
             run_at: match snooze {
                 TaskOutcome::SnoozeUntil(time) => NextRun::At(time),
@@ -148,6 +178,11 @@ pub(crate) fn settlement(job: &Job, outcome: Outcome, options: &TaskOptions) -> 
             }
         }
     }
+}
+
+/// The same error as in `114-expiry-functions.sql`.
+fn expired(at: DateTime<Utc>) -> String {
+    format!("Expired: it had not started by {}", at.to_rfc3339_opts(SecondsFormat::Secs, true))
 }
 
 /// When a failed job runs again: by the delay in the handler's error, or else by the task's back-off, or else by the
@@ -274,6 +309,20 @@ mod tests {
         let released = release(&job(3));
         assert_eq!(released.unlock(), Some(Unlock { released: Some(2), ..Unlock::default() }));
         assert!(!released.has_run() && released.keeps_row());
+    }
+
+    #[test]
+    fn a_cancelled_job_does_not_run_again_unless_it_has_succeeded() {
+        let settled = |outcome| settlement(&job(1), outcome, &TaskOptions::default()).cancelled();
+        assert_eq!(settled(Outcome::Done), Settlement::Complete);
+        let snooze = Outcome::Snoozed(TaskOutcome::Snooze(Duration::from_secs(5)));
+        for outcome in [failed(TaskError::new("stopped")), snooze, Outcome::Released] {
+            let settled = settled(outcome);
+            assert_eq!(settled, Settlement::Cancel { remaining: None });
+            let unlock = settled.unlock().expect("the row stays");
+            // The row has the reason already.
+            assert_eq!((unlock.error, unlock.attempts), (None, Attempts::Exhaust));
+        }
     }
 
     #[test]

@@ -526,7 +526,7 @@ async fn indexes_are_built_beside_running_workers_only_on_a_direct_connection() 
     let (_pooler, url) = db.pgbouncer(&TRANSACTION_MODE);
     db.run(
         "drop index graphile_worker._rs_jobs_unqueued;
-         delete from graphile_worker._rs_additions where id = 15",
+         delete from graphile_worker._rs_additions where id = 19",
     )
     .await;
     let is_built = "select to_regclass('graphile_worker._rs_jobs_unqueued') is not null";

@@ -312,3 +312,63 @@ async fn functions_that_run_with_other_rights_are_detected_and_restored() {
         assert!(check().await.found.contains(what));
     }
 }
+
+#[tokio::test]
+async fn a_role_that_only_adds_jobs_lets_its_own_expire_and_cancels_none() {
+    let db = Db::installed().await;
+    let other = db.add_job("'t'").await["id"].as_i64().unwrap();
+    let role = Role::new(&db, "expires", &[RoleRight::Add]).await;
+    let in_an_hour = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let spec = || JobSpec::builder().expires_at(in_an_hour).build();
+    let one = role.utils().add_raw_job("t", json!({}), spec()).await.unwrap().id;
+    let job = graphile_worker::RawJobSpec { identifier: "t".to_owned(), payload: json!({}), spec: spec() };
+    let many = role.utils().add_raw_jobs(&[job]).await.unwrap()[0].id;
+    let expiring = "select json_agg(job_id order by job_id) from graphile_worker._rs_expiries";
+    assert_eq!(db.value(expiring).await, json!([one, many]));
+    let refused =
+        rows(&mut role.connection().await, &format!("select graphile_worker._rs_expire_job({other}, now()) as is_set"))
+            .await
+            .unwrap();
+    assert_eq!(refused, [json!({ "is_set": false })]);
+    assert_eq!(db.value(expiring).await, json!([one, many]));
+    let cancel = format!("select * from graphile_worker._rs_cancel_jobs('{{{other}}}')");
+    role.refused(&cancel).await;
+    role.end().await;
+
+    let reader = Role::new(&db, "reads cancellations", &[RoleRight::Read]).await;
+    reader.refused(&cancel).await;
+    reader
+        .connection()
+        .await
+        .execute("select from graphile_worker._rs_cancellations, graphile_worker._rs_expiries")
+        .await
+        .unwrap();
+    reader.end().await;
+}
+
+#[tokio::test]
+async fn a_role_that_runs_jobs_cancels_and_expires_them() {
+    let db = Db::installed().await;
+    let role = Role::new(&db, "runs and cancels", &[RoleRight::Run]).await;
+    let (waiting, expired, running) = (
+        db.add_job("'t'").await["id"].clone(),
+        db.add_job("'t'").await["id"].clone(),
+        db.add_job("'t'").await["id"].clone(),
+    );
+    db.run(&format!(
+        "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'rs-worker-1' where id = {running}"
+    ))
+    .await;
+    let mut connection = role.connection().await;
+    let sql = format!("select outcome from graphile_worker._rs_cancel_jobs('{{{waiting},{running}}}', force := true)");
+    assert_eq!(
+        rows(&mut connection, &sql).await.unwrap(),
+        [json!({"outcome": "cancelled"}), json!({"outcome": "stopping"})]
+    );
+    let sql = format!("select graphile_worker._rs_expire_job({expired}, now() - interval '1 minute') as is_set");
+    assert_eq!(rows(&mut connection, &sql).await.unwrap(), [json!({ "is_set": true })]);
+    let sql = "select id from graphile_worker._rs_expire_due_jobs()";
+    assert_eq!(rows(&mut connection, sql).await.unwrap(), [json!({ "id": expired })]);
+    drop(connection);
+    role.end().await;
+}

@@ -21,7 +21,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// Only jobs in these states: ready, scheduled (not due yet), running, retrying (failed, waiting for its next
-    /// attempt), failed (permanently)
+    /// attempt), failed (permanently), cancelled
     #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state)]
     state: Vec<JobState>,
     /// Only jobs of this task
@@ -56,7 +56,7 @@ pub(crate) struct List {
 }
 
 /// Parses a job state. Also accepts common synonyms of the library's names.
-fn state(name: &str) -> Result<JobState, String> {
+pub(super) fn state(name: &str) -> Result<JobState, String> {
     match name {
         "future" => Ok(JobState::Scheduled),
         "locked" => Ok(JobState::Running),
@@ -166,8 +166,12 @@ pub(super) fn jobs_table(jobs: &[JobSummary], now: DateTime<Utc>) -> Table {
             job.id.to_string().into(),
             job.task_identifier.as_str().into(),
             Cell::toned(job.state.as_str(), tone(job.state)),
-            // A failed job does not run, whatever its run_at is.
-            if job.state == JobState::Failed { "".into() } else { relative_time(job.run_at, now).into() },
+            // Such a job does not run, whatever its run_at is.
+            if matches!(job.state, JobState::Failed | JobState::Cancelled) {
+                "".into()
+            } else {
+                relative_time(job.run_at, now).into()
+            },
             format!("{}/{}", job.attempts, job.max_attempts).into(),
             job.queue_name.as_deref().unwrap_or_default().into(),
             Cell::count(job.priority.into(), Tone::Plain),
@@ -184,7 +188,7 @@ fn tone(state: JobState) -> Tone {
         JobState::Running => Tone::Good,
         JobState::Retrying => Tone::Careful,
         JobState::Failed => Tone::Bad,
-        JobState::Scheduled => Tone::Faint,
+        JobState::Scheduled | JobState::Cancelled => Tone::Faint,
         _ => Tone::Plain,
     }
 }
@@ -332,23 +336,26 @@ pub(super) fn stats_table(stats: &graphile_worker::QueueStats, max_tasks: usize)
         number("running"),
         number("retrying").optional(),
         number("failed"),
+        number("cancelled").optional(),
         number("scheduled").optional(),
         text("lag"),
     ]);
-    let mut row = |name: Cell, counts: [i64; 5], lag: Option<f64>| {
-        let [ready, running, retrying, failed, scheduled] = counts;
+    let mut row = |name: Cell, counts: [i64; 6], lag: Option<f64>| {
+        let [ready, running, retrying, failed, cancelled, scheduled] = counts;
         table.row([
             name,
             Cell::count(ready, Tone::Plain),
             Cell::count(running, Tone::Good),
             Cell::count(retrying, Tone::Careful),
             Cell::count(failed, Tone::Bad),
+            Cell::count(cancelled, Tone::Faint),
             Cell::count(scheduled, Tone::Plain),
             lag.map(length).unwrap_or_default().into(),
         ]);
     };
-    let graphile_worker::QueueStats { ready, running, retrying, failed, scheduled, lag_seconds, .. } = *stats;
-    row(Cell::toned("(all)", Tone::Faint), [ready, running, retrying, failed, scheduled], lag_seconds);
+    let graphile_worker::QueueStats { ready, running, retrying, failed, cancelled, scheduled, lag_seconds, .. } =
+        *stats;
+    row(Cell::toned("(all)", Tone::Faint), [ready, running, retrying, failed, cancelled, scheduled], lag_seconds);
     let mut tasks: Vec<_> = stats.tasks.iter().collect();
     // If only some tasks are shown, the idle ones come last.
     if max_tasks < usize::MAX {
@@ -356,7 +363,7 @@ pub(super) fn stats_table(stats: &graphile_worker::QueueStats, max_tasks: usize)
         tasks.sort_by_key(|task| std::cmp::Reverse(busy(task)));
     }
     for task in tasks.into_iter().take(max_tasks) {
-        let counts = [task.ready, task.running, task.retrying, task.failed, task.scheduled];
+        let counts = [task.ready, task.running, task.retrying, task.failed, task.cancelled, task.scheduled];
         row(task.task_identifier.as_str().into(), counts, task.lag_seconds);
     }
     table

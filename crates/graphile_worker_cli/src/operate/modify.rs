@@ -11,8 +11,8 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use graphile_worker::{
-    CleanupTask, Job, JobKeyMode, JobSpec, RawJobSpec, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState,
-    WorkerSummary, WorkerUtils, short_worker_id,
+    CancelOptions, CancelOutcome, CleanupTask, Job, JobFilter, JobKeyMode, JobSpec, JobState, RawJobSpec,
+    RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState, WorkerSummary, WorkerUtils, short_worker_id,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -36,11 +36,13 @@ pub(crate) struct Add {
     #[arg(value_name = "PAYLOAD", allow_negative_numbers = true)]
     payload: Option<String>,
     /// Add all jobs in this file (- for standard input), in one transaction. Each line is a JSON object with
-    /// identifier and, optionally, payload, queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags
+    /// identifier and, optionally, payload, queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags,
+    /// expires_at
     #[arg(
         long, value_name = "FILE",
         conflicts_with_all = [
-            "task", "payload", "queue", "run_at", "delay", "max_attempts", "priority", "key", "key_mode", "flags",
+            "task", "payload", "queue", "run_at", "delay", "max_attempts", "priority", "key", "key_mode", "expires_in",
+            "flags",
         ]
     )]
     file: Option<PathBuf>,
@@ -62,6 +64,9 @@ pub(crate) struct Add {
     /// running or failed [default: replace]
     #[arg(long, value_name = "MODE", requires = "key", value_parser = key_modes())]
     key_mode: Option<JobKeyMode>,
+    /// Fail the job if it has not started after this time, such as 10m
+    #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
+    expires_in: Option<Duration>,
     /// Flag; workers can be configured to skip jobs with it. Repeat for several flags
     #[arg(long = "flag", value_name = "FLAG")]
     flags: Vec<String>,
@@ -105,6 +110,43 @@ pub(crate) struct Fail {
     /// Error message to store with the jobs
     #[arg(long, value_name = "TEXT", default_value = "Manually marked as failed")]
     reason: String,
+    #[command(flatten)]
+    output: OutputFormat,
+}
+
+/// Options of `cancel`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
+pub(crate) struct Cancel {
+    /// Job ids
+    #[arg(
+        value_name = "ID",
+        group = "which",
+        conflicts_with_all = ["state", "task", "queue", "key", "search"],
+        value_parser = arguments::job_id
+    )]
+    ids: Vec<i64>,
+    /// Instead of ids: all jobs in these states: ready, scheduled, running, retrying
+    #[arg(long, value_name = "STATE", group = "which", value_delimiter = ',', value_parser = super::inspect::state)]
+    state: Vec<JobState>,
+    /// Instead of ids: all jobs of this task
+    #[arg(long, value_name = "TASK", group = "which")]
+    task: Option<String>,
+    /// Instead of ids: all jobs of this queue
+    #[arg(long, value_name = "QUEUE", group = "which")]
+    queue: Option<String>,
+    /// Instead of ids: the job with this key
+    #[arg(long, value_name = "KEY", group = "which")]
+    key: Option<String>,
+    /// Instead of ids: all jobs with this text in the payload, last error or key (case-insensitive)
+    #[arg(long, value_name = "TEXT", group = "which")]
+    search: Option<String>,
+    /// Reason, which the jobs show as their last error
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// End running jobs that do not stop in time: drop the handlers of tasks in Rust, kill programs
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     output: OutputFormat,
 }
@@ -263,6 +305,7 @@ pub(super) async fn add(args: Add, database: &Database) -> Result<(), Failure> {
         job_key: args.key,
         job_key_mode: args.key_mode,
         flags: (!args.flags.is_empty()).then_some(args.flags),
+        expires_at: due(None, args.expires_in, database).await?,
     };
     let job = utils.add_raw_job(&args.task.unwrap_or_default(), payload, spec).await?;
     if args.output.json {
@@ -338,6 +381,8 @@ struct Line {
     priority: Option<i16>,
     #[serde(default)]
     flags: Option<Vec<String>>,
+    #[serde(default, alias = "expiresAt", deserialize_with = "expiry")]
+    expires_at: Option<DateTime<Utc>>,
 }
 
 fn empty_payload() -> Box<RawValue> {
@@ -345,8 +390,16 @@ fn empty_payload() -> Box<RawValue> {
 }
 
 fn time<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    named_time("run_at", value)
+}
+
+fn expiry<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    named_time("expires_at", value)
+}
+
+fn named_time<'de, D: serde::Deserializer<'de>>(name: &str, value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
     let text = Option::<String>::deserialize(value)?;
-    let wrong = |problem| serde::de::Error::custom(format!("run_at is not a time: {problem}"));
+    let wrong = |problem| serde::de::Error::custom(format!("{name} is not a time: {problem}"));
     text.map(|text| arguments::time(&text).map_err(wrong)).transpose()
 }
 
@@ -399,6 +452,7 @@ impl From<Line> for FileJob {
             job_key_mode: line.job_key_mode,
             priority: line.priority,
             flags: line.flags,
+            expires_at: line.expires_at,
         };
         RawJobSpec { identifier: line.identifier, payload: line.payload, spec }
     }
@@ -466,6 +520,54 @@ pub(super) async fn fail(args: Fail, database: &Database) -> Result<(), Failure>
     let utils = utils(database).await?;
     let done = utils.permanently_fail_jobs(&args.ids, &args.reason).await?;
     report(&args.ids, done, &utils, args.output, |job| format!("job {} failed permanently", job.id)).await
+}
+
+pub(super) async fn cancel(args: Cancel, database: &Database) -> Result<(), Failure> {
+    let utils = utils(database).await?;
+    let options = CancelOptions::default().reason(args.reason).force(args.force);
+    let all = if args.ids.is_empty() {
+        let filter = JobFilter::default()
+            .states(args.state)
+            .task_identifier(args.task)
+            .queue_name(args.queue)
+            .key(args.key)
+            .search(args.search);
+        utils.cancel_matching_jobs(&filter, options).await?
+    } else {
+        utils.cancel_jobs(&args.ids, options).await?
+    };
+    let (mut done, mut not_done, mut lines) = (Vec::new(), Vec::new(), String::new());
+    for job in all {
+        let id = job.id;
+        let worker = sanitize(job.worker_id.as_deref().unwrap_or("a worker without an id"));
+        let reason = match job.outcome {
+            CancelOutcome::Cancelled => {
+                lines.push_str(&format!("job {id} cancelled\n"));
+                None
+            }
+            CancelOutcome::Stopping => {
+                lines.push_str(&format!("job {id} is running: worker {worker} was asked to stop it\n"));
+                None
+            }
+            CancelOutcome::Unstoppable => Some(format!(
+                "is running on {worker}, which cannot stop it: it runs to its end, and will not be retried"
+            )),
+            CancelOutcome::Failed => Some("has failed permanently, or was cancelled, before".to_owned()),
+            _ => Some("does not exist".to_owned()),
+        };
+        match reason {
+            None => done.push(job),
+            Some(reason) => not_done.push(NotDone { what: Id { id }, reason }),
+        }
+    }
+    if args.output.json {
+        print_json(&json!({ "done": done, "not_done": not_done }))?;
+    } else if done.is_empty() && not_done.is_empty() {
+        print_line("no jobs")?;
+    } else {
+        print(&lines)?;
+    }
+    finish(not_done.iter().map(|not_done| format!("job {} {}", not_done.what.id, not_done.reason)))
 }
 
 pub(super) async fn reschedule(args: Reschedule, database: &Database) -> Result<(), Failure> {

@@ -791,3 +791,59 @@ fn an_unreachable_server_is_reported_without_its_password() {
         assert!(code == 1 && line.contains("could not connect to 127.0.0.1:1"), "{line}");
     }
 }
+
+#[tokio::test]
+async fn cancel_says_what_became_of_each_job() {
+    let database = one_of_each().await;
+    run_sql(&database, "update graphile_worker._private_jobs set locked_by = 'rs-worker-a' where id = 3").await;
+    let arguments = ["cancel", "1", "3", "5", "99", "--reason", "wrong address"];
+    let (code, stdout, stderr) = ran(on(&database, &arguments));
+    assert_eq!(code, 1);
+    assert_eq!(stdout, "job 1 cancelled\njob 3 is running: worker rs-worker-a was asked to stop it\n");
+    assert_eq!(
+        stderr,
+        "graphile-worker: job 5 has failed permanently, or was cancelled, before\n\
+         graphile-worker: job 99 does not exist\n"
+    );
+    let job = answer(&database, &["show", "1"]);
+    assert_eq!((&job["state"], &job["last_error"]), (&json!("cancelled"), &json!("Cancelled: wrong address")));
+    assert_eq!(ids(&answer(&database, &["list", "--state", "cancelled"])), [1]);
+    assert_eq!(answer(&database, &["stats"])["cancelled"], 1);
+    assert!(said(&database, &["stats"]).contains("cancelled"));
+    let why = said(&database, &["why", "1"]);
+    assert!(why.contains("It was cancelled. The reason: wrong address"), "{why}");
+    let why = said(&database, &["why", "3"]);
+    assert!(why.contains("cancelled while it ran") && why.contains("cancel --force 3"), "{why}");
+}
+
+#[tokio::test]
+async fn cancel_takes_the_filters_of_list() {
+    let database = one_of_each().await;
+    let cancelled = answer(&database, &["cancel", "--task", "send_email"]);
+    assert_eq!(cancelled["not_done"], json!([]));
+    assert_eq!(cancelled["done"][1], json!({ "id": 2, "outcome": "cancelled", "worker_id": null }));
+    assert_eq!(ids(&answer(&database, &["list", "--state", "cancelled"])), [1, 2]);
+    assert_eq!(said(&database, &["cancel", "--task", "send_email"]), "no jobs\n");
+    let (code, _, stderr) = ran(on(&database, &["cancel", "--queue", "q", "--force"]));
+    assert_eq!(code, 1);
+    assert!(stderr.contains("job 3 is running on w1, which cannot stop it"), "{stderr}");
+    assert_eq!(ran(on(&database, &["cancel"])).0, 2, "ids or a filter");
+    assert_eq!(ran(on(&database, &["cancel", "4", "--task", "sync"])).0, 2, "not both");
+}
+
+#[tokio::test]
+async fn a_job_can_be_added_with_an_expiry() {
+    let database = installed_database().await;
+    said(&database, &["add", "hello", "--expires-in", "10m"]);
+    let folder = Folder::new();
+    let file = folder.write("jobs", "{\"identifier\": \"hello\", \"expires_at\": \"2000-01-01T00:00:00Z\"}\n");
+    said(&database, &["add", "--file", file.to_str().unwrap()]);
+    run_sql(&database, "select graphile_worker._rs_expire_due_jobs()").await;
+    assert_eq!(ids(&answer(&database, &["list", "--state", "failed"])), [2]);
+    assert!(said(&database, &["why", "2"]).contains("did not start in time"));
+    run_sql(&database, "update graphile_worker._rs_expiries set check_at = now() where expires_at between now() + interval '9 minutes' and now() + interval '10 minutes'").await;
+    assert_eq!(
+        value(&database, "select count(*)::int from graphile_worker._rs_expiries where check_at <= now()").await,
+        1
+    );
+}

@@ -253,6 +253,8 @@ impl Script {
                 begun = self.pool.begin(&self.file, &ctx, &isolation) => begun,
                 // The worker is stopping, and the job has not started yet.
                 () = ctx.cancellation_token().cancelled(), if isolation.is_alone() => return TaskResult::released(),
+                // The job was cancelled before it started. The worker knows what that means.
+                () = ctx.cancelled() => return TaskResult::released(),
             };
             ctx.restart_timeout();
             let (run, reservation) = match begun {
@@ -301,7 +303,7 @@ impl Script {
         }
     }
 
-    /// Returns when a job should be aborted: when its timeout has passed, or some time after the worker began to stop. Until
+    /// Returns when a job should be aborted: when it is cancelled, when its timeout has passed, or some time after the worker began to stop. Until
     /// then the job may well finish; most code that is aborted fails.
     async fn must_stop(&self, ctx: &WorkerContext) {
         let half_time = self.pool.settings.setup.shutdown_grace_period / 2;
@@ -311,6 +313,7 @@ impl Script {
         };
         tokio::select! {
             () = ctx.timed_out() => {}
+            () = ctx.cancelled() => {}
             () = leaving => {}
         }
     }

@@ -953,7 +953,7 @@ impl Run {
 
     fn abort(&mut self) {
         if !std::mem::replace(&mut self.is_aborted, true) {
-            let reason = "the job must stop: its timeout has passed, or the worker is shutting down";
+            let reason = "the job must stop: it was cancelled, its timeout has passed, or the worker is shutting down";
             self.process.send_frame(&ToHost::Abort { id: self.id, reason });
         }
     }

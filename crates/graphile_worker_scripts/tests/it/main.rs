@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 #![cfg(unix)]
 
+mod cancel;
 mod helpers;
 mod host_conformance;
 mod host_crashes;

@@ -1,5 +1,5 @@
 -- Limits: setting and dropping them, pausing, putting jobs into lanes, and claiming from lanes. What a lane is: see
--- 180-limits.sql. Runs in a transaction (by hand: `psql -1`).
+-- 183-limits.sql. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
 -- Returns what is wrong with the settings of a limit as 'CODE message', or null.
@@ -588,7 +588,8 @@ begin
     with back as materialized (
       select
         jobs.id, outcome.error, outcome.seconds, outcome.run_at, outcome.attempts, outcome.payload, outcome.key,
-        outcome.attempts_before, jobs.job_queue_id, _rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed
+        outcome.attempts_before, jobs.job_queue_id, _rs_is_removed(jobs.locked_at, jobs.run_at) as is_removed,
+        _rs_is_cancelled(jobs.locked_at, jobs.run_at, jobs.last_error) as is_cancelled
       from unnest(
         back_ids, back_at, errors, seconds, run_ats, attempts_by, payloads, keys, attempts_before_claim
       ) as outcome (id, locked_at, error, seconds, run_at, attempts, payload, key, attempts_before)
@@ -597,14 +598,16 @@ begin
       for update of jobs skip locked
     ), withdrawn as (
       delete from _private_jobs as jobs
-      using back where jobs.id = any (array[back.id]) and back.is_removed and back.attempts_before is not null
+      using back
+      where jobs.id = any (array[back.id]) and back.is_removed and not back.is_cancelled and back.attempts_before is not null
     ), unlocked as (
       update _private_jobs as jobs
       set
         locked_at = null,
         locked_by = null,
-        last_error = coalesce(back.error, jobs.last_error),
+        last_error = case when back.is_cancelled then jobs.last_error else coalesce(back.error, jobs.last_error) end,
         run_at = case
+          when back.is_cancelled then coalesce(local_time, now())
           when back.attempts_before is not null then jobs.run_at
           else coalesce(
             back.run_at,
@@ -613,6 +616,7 @@ begin
           )
         end,
         attempts = case
+          when back.is_cancelled then jobs.max_attempts
           when back.attempts_before is not null then back.attempts_before
           when back.attempts = -1 and not back.is_removed and jobs.key is not distinct from back.key
             then greatest(jobs.attempts - 1, 0)
@@ -622,7 +626,7 @@ begin
         payload = coalesce(back.payload::json, jobs.payload),
         updated_at = now()
       from back
-      where jobs.id = any (array[back.id]) and not (back.is_removed and back.attempts_before is not null)
+      where jobs.id = any (array[back.id]) and (back.is_cancelled or not (back.is_removed and back.attempts_before is not null))
     )
     select array_agg(id), ended_lanes || coalesce(array_agg(distinct job_queue_id), '{}') into back_now, ended_lanes from back;
   end if;
@@ -675,8 +679,10 @@ create or replace function :"schema"._rs_claim_from_lanes(
   locked_at timestamptz, revision int, flags jsonb, clock timestamptz, contended boolean, next_at timestamptz
 ) language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
--- The session of a worker turns it off. A claim from a thousand lanes would take seconds.
+-- The rows of one lane are joined with those of another CTE: a thousand lanes by a thousand. Without statistics, the planner
+-- takes that for one by one. (Rows of tables are found by `id = any (array[…])`, as in exchange.sql.)
 set enable_hashjoin = on
+set enable_nestloop = off
 as $$
 #variable_conflict use_column
 declare
@@ -686,6 +692,7 @@ declare
   needed int[];
   shared int[];
   waited_at timestamptz;
+  share int;
 begin
   if wanted <= 0 then
     if cardinality(ended_lanes) > 0 then
@@ -778,6 +785,8 @@ begin
   end if;
   if cardinality(won) > 0 then
     delete from _rs_lane_calls where lane_id = any (won);
+    -- How many jobs it reads of each lane. If the others have fewer, it claims again.
+    share := least(wanted, greatest(20, 2 * wanted / cardinality(won)));
     -- The limits that several lanes share.
     select array_agg(distinct limits.id) into needed
     from (
@@ -831,10 +840,10 @@ begin
           lanes.id, lanes.task_id, lanes.tat, lanes.ready_at, lanes.waits_for,
           coalesce(0.8 * lanes.mean_ms + 0.2 * runs.ms, lanes.mean_ms) as mean_ms, greatest(lanes.turn, base.turn) as turn,
           limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, coalesce(limits.weight, 1) as weight,
-          case when lanes.old_queue_id is not null then 0 else least(room.n, wanted, shared_rooms.n) end as n,
+          case when lanes.old_queue_id is not null then 0 else least(room.n, share, shared_rooms.n) end as n,
           case when lanes.old_queue_id is not null then at_time + interval '100 milliseconds' else room.next_at end as next_at
         from base cross join _rs_lanes as lanes
-        left join _rs_limits as limits on limits.id = lanes.limit_id
+        left join _rs_limits as limits on limits.id = any (array[lanes.limit_id])
         left join shared_rooms on shared_rooms.task_id = lanes.task_id
         left join lanes_in_use on lanes_in_use.lane_id = lanes.id
         left join (
@@ -976,8 +985,8 @@ begin
             when own.task_id is not null and own.n <= 0 and not exists (select from shared_rooms where shared_rooms.task_id = own.task_id) then '-infinity'
             when own.task_id is not null and own.n <= 0 then 'infinity'
             when own.n <= 0 then coalesce(own.next_at, 'infinity')
-            when coalesce(taken.jobs, 0) >= own.n and own.n < wanted and own.task_id is not null then 'infinity'
-            when coalesce(taken.jobs, 0) >= own.n and own.n < wanted then
+            when coalesce(taken.jobs, 0) >= own.n and own.n < share and own.task_id is not null then 'infinity'
+            when coalesce(taken.jobs, 0) >= own.n and own.n < share then
               case when own.rate is not null and own.task_id is null
                 then greatest(own.tat, now()) + (taken.jobs - own.burst) * (own.per / own.rate) else 'infinity' end
             when coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) then
@@ -986,7 +995,7 @@ begin
             else coalesce(waiting.next_run_at, 'infinity')
           end as ready_at,
           case
-            when own.task_id is not null and (own.n <= 0 or coalesce(taken.jobs, 0) >= own.n and own.n < wanted) then
+            when own.task_id is not null and (own.n <= 0 or coalesce(taken.jobs, 0) >= own.n and own.n < share) then
               (select shared_rooms.id from shared_rooms where shared_rooms.task_id = own.task_id)
             when own.n > 0 and coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) and stopped.limit_id = any (shared) then stopped.limit_id
           end as waits_for
@@ -1027,6 +1036,7 @@ begin
           or (select count(*) from chosen) < (select count(*) from allowed_jobs),
         least(
           waited_at,
+          case when (select count(*) from chosen) between 1 and wanted - 1 then (select at_time from states where states.ready_at = '-infinity' limit 1) end,
           (select min(states.ready_at) from states where states.ready_at > '-infinity' and states.ready_at < 'infinity'),
           (select min(shared_rooms.next_at) from shared_rooms),
           (

@@ -1,0 +1,7 @@
+-- Adds a job of the task $1 with the payload $2 and the key $3, at most one per $4 seconds. Its task is not looked up: if this statement creates the task, it
+-- cannot see it.
+select
+  jobs.id, jobs.job_queue_id, $1::pg_catalog.text as task_identifier, jobs.payload::pg_catalog.text as payload, jobs.priority,
+  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key,
+  jobs.locked_at, jobs.revision, jobs.flags
+from :"schema"._rs_throttle($1, $2::pg_catalog.text::pg_catalog.json, $3, pg_catalog.make_interval(secs => $4), $5) as jobs;
