@@ -1,5 +1,5 @@
--- The limits and pauses by name, with their use. Locks nothing. Reads the table of jobs once, for the jobs that run and
--- wait (0.2 s for a million).
+-- The limits and pauses by name, with their use. Locks nothing. Reads the table of jobs once, for the jobs that run and wait
+-- (1.5 s for a million jobs in 100,000 queues of a pattern).
 --
 -- Use is counted as a claim counts it: running jobs in lanes, and in a group with their costs. `room` is how many more jobs a
 -- limit allows now, null for any number; a pattern has a room for each queue instead, so `full_queues` counts the queues with

@@ -527,7 +527,7 @@ impl Inflight {
     /// Whether neither kind of claim is due.
     pub(crate) fn no_claim_is_due(&self) -> bool {
         let (state, now) = (self.state(), Instant::now());
-        !state.next_claim.is_due(now) && !(state.limits.any_exist && state.limited_turn.next_claim.is_due(now))
+        !(state.next_claim.is_due(now) || state.limits.any_exist && state.limited_turn.next_claim.is_due(now))
     }
 
     /// A job is due at this time: claim then at the latest.
