@@ -213,3 +213,34 @@ async fn each_repeatable_job_runs_once_beside_node() {
     let notes = "select json_build_array(count(*), count(distinct payload::text)) from ran";
     assert_eq!(db.value(notes).await, json!([2000, 2000]));
 }
+
+/// Also jobs that Node's own API adds fall under the limit.
+#[tokio::test]
+async fn node_runs_no_job_under_a_limit_and_all_of_them_once_the_limit_is_dropped() {
+    for package in ["graphile-worker", "graphile-worker-0.17"] {
+        let db = Db::ours().await;
+        db.run(
+            "create table ran (id serial, task text, payload json, state text, queue int);
+             select graphile_worker.add_job('note', '\"before\"');
+             select graphile_worker.add_job('note', '\"in a queue\"', 'q');
+             select graphile_worker._rs_set_limit('task:note', concurrency => 1);
+             select graphile_worker._rs_settle_lanes()",
+        )
+        .await;
+        db.node_utils(package);
+        let free = "select count(*) from graphile_worker._private_jobs where is_available and run_at <= now()";
+        assert_ne!(db.value(free).await, json!(0));
+        db.node_works(package).await;
+        assert_eq!(db.value("select count(*) from ran").await, json!(0), "{package}");
+
+        let waiting = db.value(free).await;
+        our_worker(&db).init().await.expect("a worker").run_once().await.expect("our worker");
+        assert_eq!(db.value("select count(*) from ran").await, waiting, "{package}");
+
+        db.run("select graphile_worker.add_job('note', '\"after\"', 'q'); select graphile_worker._rs_drop_limit('task:note')").await;
+        while db.value("select graphile_worker._rs_settle_lanes()").await != json!(0) {}
+        db.run("truncate ran").await;
+        db.node_works(package).await;
+        assert_eq!(db.value("select json_agg(payload) from ran").await, json!(["after"]), "{package}");
+    }
+}
