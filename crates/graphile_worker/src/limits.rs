@@ -162,7 +162,7 @@ impl Limit {
         } else if let Some((burst, _)) =
             burst.filter(|(burst, (jobs, period))| period.as_secs_f64() / f64::from(*jobs) * burst > LONGEST_BURST)
         {
-            format!("Burst {burst} is too large: at this rate, so many starts would take more than 10 years.")
+            format!("Burst {burst} is too large: at this rate, that number of starts would take more than 10 years.")
         } else if let Some(weight) = self.weight.filter(|weight| !(*weight > 0.0 && *weight <= HIGHEST_WEIGHT)) {
             format!("Weight must be more than 0 and at most 1000000, got {}.", number(weight))
         } else if self.weight.is_some() && kind != "queue" {

@@ -26,7 +26,7 @@ as $$
     when burst < 1 then format('GWBLI Burst must be at least 1, got %s.', burst)
     -- Claims add it to the time, which must not overflow.
     when extract(epoch from per)::float8 / rate * burst > 366 * 86400 * 10::float8 then
-      format('GWBLI Burst %s is too large: at this rate, so many starts would take more than 10 years.', burst)
+      format('GWBLI Burst %s is too large: at this rate, that number of starts would take more than 10 years.', burst)
     when not weight > 0 or weight > 1000000 then format('GWBLI Weight must be more than 0 and at most 1000000, got %s.', weight)
     when weight is not null and name not like 'queue:%' then format('GWBLI Only queues have a weight, and this is %s.', name)
     when cost < 1 then format('GWBLI Cost must be at least 1, got %s.', cost)
@@ -361,7 +361,7 @@ end
 $$;
 
 -- Puts waiting jobs where the limits want them, about `at_most`: into lanes, and out of lanes that are no longer needed. Returns
--- how much it did; 0 if nothing is left to do. Workers call it now and then, and so does whoever sets or drops a limit.
+-- how much it did; 0 if nothing is left to do. Workers call it every few seconds, and callers that set or drop a limit call it, too.
 create or replace function :"schema"._rs_settle_lanes(at_most int default 10000)
 returns bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -529,7 +529,7 @@ $$;
 -- How many more jobs a limit allows now, and if none, when that changes with time.
 create or replace function :"schema"._rs_room(
   concurrency int, in_use bigint, rate int, per interval, burst int, tat timestamptz, paused_until timestamptz
-) returns table (n int, next_at timestamptz) language sql stable as $$
+) returns table (n int, next_at timestamptz) language sql stable rows 1 as $$
   select
     least(room.slots, room.tokens, case when room.is_paused then 0::float8 else 2147483647::float8 end)::int,
     case
@@ -659,7 +659,7 @@ $$;
 -- the claimed jobs are counted. Every other claim under these limits has either committed, and is counted, or not begun.
 -- What it counts can only become less meanwhile. Nothing is stored that could drift.
 --
--- Locks: rows of `_rs_lanes`, then of `_rs_limits`, then of jobs, all with `skip locked`: it waits for nobody. A lane or a limit
+-- Locks: rows of `_rs_lanes`, then of `_rs_limits`, then of jobs, all with `skip locked`: it waits for no other session. A lane or a limit
 -- that another claim has locked is left out (`contended`).
 --
 -- Which lanes: those in which jobs have ended, those that were called, those whose time has come, those that wait for a limit
@@ -772,7 +772,7 @@ begin
   into tried, waited_at;
 
   if cardinality(tried) > 0 then
-    -- Whoever has locked the row of a lane may claim from it. What the next statements read is therefore current.
+    -- Only the session that has locked the row of a lane claims from it. What the next statements read is therefore current.
     won := array(
       select lanes.id from unnest(tried) as lane_id join _rs_lanes as lanes on lanes.id = any (array[lane_id])
       limit 20 + greatest(wanted, cardinality(ended_lanes))
@@ -853,7 +853,9 @@ begin
           case when lanes.task_id is null then coalesce(limits.concurrency, 1) end, coalesce(lanes_in_use.jobs, 0),
           limits.rate, limits.per, limits.burst, lanes.tat, limits.paused_until
         ) as room
-        where lanes.id = any (won)
+        -- The second condition always holds, and the planner takes it for one that few rows meet. With the product of many
+        -- unknown numbers, it would expect billions of rows, and prepare each join by hash for that.
+        where lanes.id = any (won) and nullif(lanes.id, lanes.id) is null
       ), priorities as (
         select own.id as lane_id, own.n, first.priority, first.run_at
         from own, lateral (
@@ -899,6 +901,7 @@ begin
           order by jobs.run_at, jobs.id
           limit case when known.n > 0 then known.n + 1 else 0 end
         ) as jobs
+        where nullif(known.lane_id, known.lane_id) is null
       ), candidates as materialized (
         select
           due.id, due.lane_id, due.priority, due.run_at, due.nth, due.task_id,

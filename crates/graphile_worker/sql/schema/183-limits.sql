@@ -55,7 +55,7 @@ create index if not exists _rs_lanes_due on :"schema"._rs_lanes (ready_at)
 create index if not exists _rs_lanes_waiting on :"schema"._rs_lanes (waits_for, turn) where waits_for is not null;
 
 -- A call says that something has changed in a lane: a job was added, or one has ended. A transaction only inserts calls,
--- so it waits for nobody; the next claim from the lane deletes them. A claim that does not see a call leaves it to the
+-- so it waits for no other session; the next claim from the lane deletes them. A claim that does not see a call leaves it to the
 -- next one, so no call is lost.
 create table if not exists :"schema"._rs_lane_calls (
   id bigint generated always as identity primary key,
