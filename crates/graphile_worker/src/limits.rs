@@ -1,7 +1,7 @@
 //! What a limit allows, and how it is set, dropped, paused and resumed. The rules are those of `_rs_limit_problem`; they are
 //! here a second time so that a worker rejects a bad limit before it connects.
 //!
-//! Not here: `inspect/limits` lists the limits with their use, and `sql/schema/116-limit-functions.sql` enforces them.
+//! Not here: `inspect/limits` lists the limits with their use, and `sql/schema/117-limited-exchange-functions.sql` enforces them.
 
 use crate::db::rows::text;
 use crate::db::session;

@@ -1,5 +1,5 @@
 -- The exchange of jobs under limits: reports those that have ended and claims others, in one statement. Both are functions,
--- because the claim needs snapshots that are taken after it has locked the lanes: see 116-limit-functions.sql.
+-- because the claim needs snapshots that are taken after it has locked the lanes: see 117-limited-exchange-functions.sql.
 --
 --  $1 worker   $2 $3 completed jobs: ids, locked_at   $4 to $12 jobs given back, as $4 to $10, $16 and $19 of `exchange.sql`
 --  $13 $14 lanes in which jobs have run, and how many milliseconds a job took on average   $15 ids of the tasks it runs

@@ -81,6 +81,8 @@ pub(crate) mod files {
     pub(crate) const INDEX_COMMENTS: &str = include_str!("../../sql/schema/191-index-comments.sql");
     pub(crate) const ROLE_FUNCTIONS: &str = include_str!("../../sql/schema/112-role-functions.sql");
     pub(crate) const LIMIT_FUNCTIONS: &str = include_str!("../../sql/schema/116-limit-functions.sql");
+    pub(crate) const LIMITED_EXCHANGE_FUNCTIONS: &str =
+        include_str!("../../sql/schema/117-limited-exchange-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
     pub(crate) const DEBOUNCE_FUNCTIONS: &str = include_str!("../../sql/schema/115-debounce-functions.sql");
     pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
