@@ -204,7 +204,7 @@ async fn one_case(database: &Database) -> Result<Vec<f64>, Failure> {
             let started = Instant::now();
             let claimed = sqlx::query(
                 "select * from graphile_worker._rs_claim_from_lanes(
-                   'bench', '{}', '{}', '{}', $1, null, $2, null, null, null, null, null, 8000000
+                   'bench', '{}', '{}', '{}', $1, null, $2, null, null, null, null, null, 8000000, '{}', '{}', '{}', 1000, 0
                  )",
             )
             .bind(&tasks)

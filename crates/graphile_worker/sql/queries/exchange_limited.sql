@@ -5,7 +5,8 @@
 --  $13 $14 lanes in which jobs have run, and how many milliseconds a job took on average   $15 ids of the tasks it runs
 --  $16 how many jobs of each it may take, or null   $17 how many jobs it wants   $18 $19 $20 forbidden, accepted and allowed
 --  flags, or null   $21 what time it is, or null for the database's   $22 how many seconds old its heartbeat may be, null if it has
---  none   $23 how many bytes of payloads it may take, about
+--  none   $23 how many bytes of payloads it may take, about   $24 $25 $26 how many slots of each lane it keeps, and how many
+--  milliseconds the longest job there has run   $27 how many slots of a lane it can use   $28 in how many milliseconds the jobs that it claims ahead of slots should be done
 --
 -- Returns the claimed jobs and one last row without an id, like `exchange.sql`. `seconds` is
 -- how long the worker may wait with the next claim, if nothing happens before.
@@ -18,5 +19,5 @@ from :"schema"._rs_report_of_lanes(
 ) as report
 cross join lateral :"schema"._rs_claim_from_lanes(
   $1::text, report.ended_lanes, $13::int[], $14::float8[], $15::int[], $16::int[], $17::int, $18::text[], $19::text[],
-  $20::jsonb, $21::timestamptz, $22::float8, $23::int
+  $20::jsonb, $21::timestamptz, $22::float8, $23::int, $24::int[], $25::int[], $26::float8[], $27::int, $28::float8
 ) as claimed;

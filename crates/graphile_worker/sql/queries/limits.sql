@@ -18,6 +18,12 @@ select
   array(
     select task_id from :"schema"._rs_limits where task_id is not null and not is_dropped
   ) as limited_tasks,
+  -- Changes whenever a limit does.
+  pg_catalog.md5((
+    select string_agg(
+      pg_catalog.concat_ws(' ', id, concurrency, rate, per, burst, weight, cost, group_id, is_dropped), ',' order by id
+    ) from :"schema"._rs_limits
+  )) as settings,
   (
     select extract(epoch from min(paused_until) - now())::float8 from :"schema"._rs_limits
     where paused_until > now() and paused_until < 'infinity' and name = 'all'

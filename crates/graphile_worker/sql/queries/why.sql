@@ -31,23 +31,20 @@ with job as (
     )
   )
 ), in_use as materialized (
-  select jobs.job_queue_id as lane_id, jobs.task_id, count(*) as jobs
-  from :"schema"._private_jobs as jobs
-  where jobs.locked_at is not null and jobs.job_queue_id < 0 and exists (select from job)
-  group by jobs.job_queue_id, jobs.task_id
+  select slots.* from :"schema"._rs_slots_in_use() as slots where exists (select from job)
 ), counted as (
   -- Counted as a claim counts: see `_rs_claim_from_lanes`.
   select
     limits.name, limits.concurrency, limits.rate, limits.per, limits.burst, limits.tat,
     limits.paused_at, limits.paused_until, limits.paused_by, 1 as cost,
-    (select sum(in_use.jobs) from in_use where in_use.task_id = limits.task_id) as in_use
+    (select sum(in_use.of_task) from in_use where in_use.task_id = limits.task_id) as in_use
   from own_limits as limits where limits.name not like 'queue:%'
   union all
   -- A queue without a limit is serial.
   select
     coalesce(limits.name, 'queue:' || lane.queue_name), coalesce(limits.concurrency, 1), limits.rate, limits.per, limits.burst,
     lane.tat, limits.paused_at, limits.paused_until, limits.paused_by, 1,
-    (select sum(in_use.jobs) from in_use where in_use.lane_id = lane.id)
+    (select sum(in_use.of_lane) from in_use where in_use.lane_id = lane.id)
   from lane left join own_limits as limits on limits.id = lane.limit_id
   where lane.queue_name is not null
   union all
@@ -61,7 +58,7 @@ with job as (
     groups.paused_at, groups.paused_until, groups.paused_by,
     (select sum(limits.cost) from own_limits as limits where limits.group_id = groups.id)::int,
     (
-      select sum(members.cost * in_use.jobs)
+      select sum(members.cost * case when members.task_id is null then in_use.of_lane else in_use.of_task end)
       from :"schema"._rs_limits as members
       left join :"schema"._rs_lanes as lanes on lanes.limit_id = members.id
       join in_use on in_use.task_id = members.task_id or in_use.lane_id = lanes.id

@@ -439,6 +439,16 @@ begin
     exit when moved >= at_most;
     moved := moved + _rs_dissolve_lane(lane.id, lane.task_id, lane.queue_name, at_most - moved);
   end loop;
+  -- Slots of workers that have no job in the lane any more. At the end, so that a worker does not wait for these rows.
+  delete from _rs_slots as held where (held.lane_id, held.worker_id) = any (array(
+    select (unused.lane_id, unused.worker_id) from _rs_slots as unused
+    where not exists (
+      select from _private_jobs as jobs
+      where jobs.locked_at is not null and jobs.job_queue_id < 0
+        and jobs.job_queue_id = unused.lane_id and jobs.locked_by = unused.worker_id
+    )
+    for update skip locked
+  ));
   return moved;
 end
 $$;
@@ -513,6 +523,7 @@ begin
     -- Failed jobs may be retried later.
     update _private_jobs as jobs set job_queue_id = queue where jobs.job_queue_id = lane;
     delete from _rs_lane_calls where lane_id = lane;
+    delete from _rs_slots where lane_id = lane;
     delete from _rs_lanes where id = lane;
     delete from _rs_limits where task_id = task and is_dropped;
     moved := moved + 1;

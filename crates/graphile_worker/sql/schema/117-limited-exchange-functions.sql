@@ -33,6 +33,29 @@ create or replace function :"schema"._rs_room(
   ) as room
 $$;
 
+-- What is in use of the limits: the claimed jobs in lanes by lane, task and worker, and the slots that they take. Of the jobs that a
+-- worker has in a lane, no more count than it has slots there: it has claimed the others ahead. `of_lane` is the number of slots in
+-- the lane, in the first row of a worker; `of_task` how many of them the jobs of the task can take.
+create or replace function :"schema"._rs_slots_in_use()
+returns table (lane_id int, task_id int, worker_id text, jobs bigint, of_lane bigint, of_task bigint)
+language sql stable rows 100
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  select
+    counted.lane_id, counted.task_id, counted.worker_id, counted.jobs,
+    case when counted.nth = 1 then least(counted.of_worker, held.slots) else 0 end,
+    least(counted.jobs, held.slots)
+  from (
+    select
+      job_queue_id as lane_id, task_id, locked_by as worker_id, count(*) as jobs,
+      sum(count(*)) over (partition by job_queue_id, locked_by)::bigint as of_worker,
+      row_number() over (partition by job_queue_id, locked_by order by task_id) as nth
+    from _private_jobs where locked_at is not null and job_queue_id < 0
+    group by job_queue_id, task_id, locked_by
+  ) as counted
+  left join _rs_slots as held on held.lane_id = counted.lane_id and held.worker_id = counted.worker_id
+$$;
+
 -- Reports the jobs of lanes that have ended: the same rules as in exchange.sql, which explains them. Returns the lanes in which
 -- jobs have ended, the jobs that other transactions have locked, and those that the worker no longer holds.
 create or replace function :"schema"._rs_report_of_lanes(
@@ -143,16 +166,26 @@ $$;
 -- read. Between lanes, the jobs are taken by turn: each advances its lane's turn by the mean time of a job of the lane, divided by its
 -- weight, so lanes share the time of the workers. A lane that wakes up begins at the turn of the others.
 --
+-- Jobs ahead of slots: a worker may claim more jobs of a lane than it has slots in it, so that a slot need not wait for the
+-- database between two short jobs. `_rs_slots` says how many slots the worker has then; without a row, each claimed job has one.
+-- The worker starts no more jobs of the lane than it has slots. It alone lowers their number (`kept_lanes`, `kept_slots`), and a claim
+-- that has locked the lane raises it, up to `most_slots`. How many jobs are claimed ahead depends on how long a job of the lane
+-- takes, and how long those that are running have taken so far (`kept_ms`): as many as run within `ahead_ms`. Not if the lane has
+-- a rate or is in a group: then each claimed job counts.
+--
 -- `task_rooms` is how many more jobs of each task the worker may take, null for any number. `run_lanes` and `run_ms` say how
 -- long the reported jobs took. Returns the claimed jobs, and one last row without an id: the time of the claim, whether it was
--- contended, and when it has to be repeated although nothing happens.
+-- contended, when it has to be repeated although nothing happens, and how many slots the worker has in lanes of which it holds
+-- jobs.
 create or replace function :"schema"._rs_claim_from_lanes(
   worker text, ended_lanes int[], run_lanes int[], run_ms float8[], task_ids int[], task_rooms int[], wanted int,
-  forbidden text[], accepted text[], allowed jsonb, local_time timestamptz, freshness float8, max_bytes int
+  forbidden text[], accepted text[], allowed jsonb, local_time timestamptz, freshness float8, max_bytes int,
+  kept_lanes int[], kept_slots int[], kept_ms float8[], most_slots int, ahead_ms float8
 ) returns table (
   id bigint, job_queue_id int, task_id int, payload text, priority smallint, run_at timestamptz, attempts smallint,
   max_attempts smallint, last_error text, created_at timestamptz, updated_at timestamptz, key text,
-  locked_at timestamptz, revision int, flags jsonb, clock timestamptz, contended boolean, next_at timestamptz
+  locked_at timestamptz, revision int, flags jsonb, clock timestamptz, contended boolean, next_at timestamptz,
+  lanes_with_slots int[], slots int[]
 ) language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 -- The rows of one lane are joined with those of another CTE: a thousand lanes by a thousand. Without statistics, the planner
@@ -170,6 +203,11 @@ declare
   waited_at timestamptz;
   share int;
 begin
+  -- The worker uses no more slots than it says, from now on.
+  if cardinality(kept_lanes) > 0 then
+    update _rs_slots as held set slots = kept.slots from unnest(kept_lanes, kept_slots) as kept (lane_id, slots)
+    where held.lane_id = any (array[kept.lane_id]) and held.worker_id = worker and held.slots > kept.slots;
+  end if;
   if wanted <= 0 then
     if cardinality(ended_lanes) > 0 then
       perform _rs_call_lanes(ended_lanes);
@@ -177,7 +215,8 @@ begin
     end if;
     return query select
       null::bigint, null::int, null::int, null::text, null::smallint, null::timestamptz, null::smallint, null::smallint, null::text,
-      null::timestamptz, null::timestamptz, null::text, null::timestamptz, null::int, null::jsonb, at_time, false, null::timestamptz;
+      null::timestamptz, null::timestamptz, null::text, null::timestamptz, null::int, null::jsonb, at_time, false, null::timestamptz,
+      '{}'::int[], '{}'::int[];
     return;
   end if;
   -- The limits for which lanes wait: those that have room again.
@@ -190,13 +229,9 @@ begin
     )
     from waited as known where known.waits_for is not null
   ), in_use as materialized (
-    select lane_id, task_id, jobs from (
-      select job_queue_id as lane_id, task_id, count(*) as jobs
-      from _private_jobs where locked_at is not null and job_queue_id < 0 group by job_queue_id, task_id
-    ) as counted
-    where exists (select from waited where waits_for is not null)
+    select in_use.* from _rs_slots_in_use() as in_use where exists (select from waited where waits_for is not null)
   ), groups_in_use as (
-    select limits.group_id, sum(limits.cost * in_use.jobs) as jobs
+    select limits.group_id, sum(limits.cost * case when limits.task_id is null then in_use.of_lane else in_use.of_task end) as slots
     from in_use
     left join _rs_lanes as lanes on lanes.id = any (array[in_use.lane_id])
     join _rs_limits as limits on limits.id = any (array[lanes.limit_id]) or limits.task_id = any (array[in_use.task_id])
@@ -209,8 +244,8 @@ begin
     cross join lateral _rs_room(
       limits.concurrency,
       case
-        when limits.task_id is not null then (select sum(jobs) from in_use where in_use.task_id = limits.task_id)
-        else (select jobs from groups_in_use where groups_in_use.group_id = limits.id)
+        when limits.task_id is not null then (select sum(of_task) from in_use where in_use.task_id = limits.task_id)
+        else (select slots from groups_in_use where groups_in_use.group_id = limits.id)
       end::bigint,
       limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
     ) as room
@@ -286,37 +321,60 @@ begin
     );
     return query
       with recursive in_use as materialized (
-        select job_queue_id as lane_id, task_id, count(*) as jobs
-        from _private_jobs where locked_at is not null and job_queue_id < 0 group by job_queue_id, task_id
+        select * from _rs_slots_in_use()
       ), lanes_in_use as materialized (
-        select lane_id, sum(jobs)::bigint as jobs from in_use group by lane_id
+        select
+          in_use.lane_id, sum(in_use.of_lane)::bigint as slots,
+          sum(case when in_use.worker_id = worker then in_use.jobs else 0 end)::int as own_jobs,
+          sum(case when in_use.worker_id = worker then in_use.of_lane else 0 end)::int as own_slots
+        from in_use group by in_use.lane_id
       ), groups_in_use as materialized (
-        select limits.group_id, sum(limits.cost * in_use.jobs)::bigint as jobs
+        select
+          limits.group_id,
+          sum(limits.cost * case when limits.task_id is null then in_use.of_lane else in_use.of_task end)::bigint as slots
         from in_use
         left join _rs_lanes as lanes on lanes.id = any (array[in_use.lane_id])
         join _rs_limits as limits on limits.id = any (array[lanes.limit_id]) or limits.task_id = any (array[in_use.task_id])
         where limits.group_id is not null and exists (select from _rs_limits as any_limit where any_limit.group_id is not null)
         group by limits.group_id
-      ), shared_rooms as materialized (
-        select limits.id, limits.task_id, limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, limits.tat, room.n, room.next_at
-        from _rs_limits as limits
-        cross join lateral _rs_room(
-          limits.concurrency,
+      ), shared_use as materialized (
+        select
+          limits.id,
           case
-            when limits.task_id is not null then (select sum(jobs) from in_use where in_use.task_id = limits.task_id)
-            else (select jobs from groups_in_use where groups_in_use.group_id = limits.id)
-          end::bigint,
-          limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
+            when limits.task_id is not null then (select sum(in_use.of_task) from in_use where in_use.task_id = limits.task_id)
+            else (select groups_in_use.slots from groups_in_use where groups_in_use.group_id = limits.id)
+          end::bigint as slots
+        from _rs_limits as limits where limits.id = any (shared)
+      ), shared_rooms as materialized (
+        select
+          limits.id, limits.task_id, limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, limits.tat, room.n, room.next_at,
+          greatest(shared_use.slots - limits.concurrency, 0) as excess
+        from shared_use
+        join _rs_limits as limits on limits.id = any (array[shared_use.id])
+        cross join lateral _rs_room(
+          limits.concurrency, shared_use.slots, limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
         ) as room
-        where limits.id = any (shared)
       ), base as (
         select coalesce((select turn from _rs_lanes where ready_at = '-infinity' order by turn limit 1), 0) as turn
-      ), own as materialized (
+      ), rooms as materialized (
         select
-          lanes.id, lanes.task_id, lanes.tat, lanes.ready_at, lanes.waits_for,
-          coalesce(0.8 * lanes.mean_ms + 0.2 * runs.ms, lanes.mean_ms) as mean_ms, greatest(lanes.turn, base.turn) as turn,
+          lanes.id, lanes.task_id, lanes.tat, lanes.ready_at, lanes.waits_for, lanes.old_queue_id,
+          coalesce(0.8 * lanes.mean_ms + 0.2 * runs.ms, lanes.mean_ms) as mean_ms,
+          greatest(lanes.mean_ms, runs.ms, kept.ms, 0.001::float8) as slow_ms,
+          greatest(lanes.turn, base.turn) as turn,
           limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, coalesce(limits.weight, 1) as weight,
-          case when lanes.old_queue_id is not null then 0 else least(room.n, share, shared_rooms.n) end as n,
+          coalesce(lanes_in_use.own_jobs, 0) as own_jobs, coalesce(lanes_in_use.own_slots, 0) as own_slots,
+          case
+            when lanes.task_id is null then greatest(lanes_in_use.slots - coalesce(limits.concurrency, 1), 0)
+            else shared_rooms.excess
+          end as excess,
+          -- Whether the jobs of the lane need nothing else than a slot of it. Then a worker may claim more jobs than it has slots.
+          case
+            when lanes.old_queue_id is not null then false
+            when lanes.task_id is null then limits.rate is null and limits.group_id is null
+            else shared_rooms.rate is null and shared_rooms.group_id is null
+          end as is_plain,
+          case when lanes.old_queue_id is not null then 0 else least(room.n, shared_rooms.n) end as room,
           case when lanes.old_queue_id is not null then at_time + interval '100 milliseconds' else room.next_at end as next_at
         from base cross join _rs_lanes as lanes
         left join _rs_limits as limits on limits.id = any (array[lanes.limit_id])
@@ -325,13 +383,33 @@ begin
         left join (
           select run.lane_id, avg(run.ms) as ms from unnest(run_lanes, run_ms) as run (lane_id, ms) group by run.lane_id
         ) as runs on runs.lane_id = lanes.id
+        left join unnest(kept_lanes, kept_ms) as kept (lane_id, ms) on kept.lane_id = lanes.id
         cross join lateral _rs_room(
-          case when lanes.task_id is null then coalesce(limits.concurrency, 1) end, coalesce(lanes_in_use.jobs, 0),
+          case when lanes.task_id is null then coalesce(limits.concurrency, 1) end, coalesce(lanes_in_use.slots, 0),
           limits.rate, limits.per, limits.burst, lanes.tat, limits.paused_until
         ) as room
         -- The second condition always holds, and the planner takes it for one that few rows meet. With the product of many
         -- unknown numbers, it would expect billions of rows, and prepare each join by hash for that.
         where lanes.id = any (won) and nullif(lanes.id, lanes.id) is null
+      ), own as materialized (
+        select
+          rooms.*,
+          -- How many more slots the worker may take, and how many more jobs it may claim.
+          slots.n as free,
+          case
+            when rooms.is_plain and rooms.own_slots + slots.n > 0 then greatest(least(
+              share,
+              rooms.own_slots + slots.n - rooms.own_jobs
+                + floor(least((rooms.own_slots + slots.n) * ahead_ms / rooms.slow_ms, 1000::float8))::int
+            ), 0)
+            -- Jobs that it claimed ahead while that was allowed go back first.
+            when rooms.own_jobs > rooms.own_slots then 0
+            else least(share, slots.n)
+          end as n
+        from rooms
+        cross join lateral (
+          select case when rooms.is_plain then least(rooms.room, greatest(most_slots - rooms.own_slots, 0)) else rooms.room end as n
+        ) as slots
       ), priorities as (
         select own.id as lane_id, own.n, first.priority, first.run_at
         from own, lateral (
@@ -381,7 +459,9 @@ begin
       ), candidates as materialized (
         select
           due.id, due.lane_id, due.priority, due.run_at, due.nth, due.task_id,
-          own.turn + (due.nth - 1) * own.mean_ms / own.weight as turn,
+          own.turn + (due.nth - 1) * own.mean_ms / own.weight as turn, own.own_slots, own.is_plain,
+          -- The first jobs take the free slots. The others run after them, in the same slots.
+          (due.nth <= own.free)::int as takes_slot,
           task_limits.id as task_limit, case when task_limits.id is not null then coalesce(task_rooms.n, 0) end as task_room,
           own.group_id as queue_group, case when own.group_id is not null then coalesce(queue_groups.n, 0) end as queue_group_room,
           coalesce(own.cost, 0) + case when task_limits.group_id = own.group_id then task_limits.cost else 0 end as queue_cost,
@@ -391,25 +471,36 @@ begin
         from due
         join own on own.id = due.lane_id
         left join _rs_limits as task_limits on task_limits.task_id = any (array[due.task_id])
+        left join (
+          select due.lane_id, min(due.nth) as nth
+          from due where due.task_id = any (array(select limits.task_id from _rs_limits as limits where limits.task_id is not null))
+          group by due.lane_id
+        ) as first_limited on first_limited.lane_id = due.lane_id
         left join shared_rooms as task_rooms on task_rooms.id = task_limits.id
         left join shared_rooms as queue_groups on queue_groups.id = own.group_id
         left join shared_rooms as task_groups on task_groups.id = task_limits.group_id
         where due.nth <= due.n
+          -- A job in a queue that also needs a slot of its task needs both, and those after it wait.
+          and (due.nth <= own.free or own.task_id is not null or due.nth < coalesce(first_limited.nth, due.nth + 1))
       ), within_tasks as (
-        select *, row_number() over (partition by task_limit, task_id order by turn, priority, run_at, id) as nth_of_task
+        select
+          *, row_number() over (partition by task_limit, task_id order by turn, priority, run_at, id) as nth_of_task,
+          sum(takes_slot) over (partition by task_limit, task_id order by turn, priority, run_at, id rows unbounded preceding) as slots_of_task
         from candidates
       ), within_queue_groups as (
         select *, sum(queue_cost) over (partition by queue_group order by turn, priority, run_at, id rows unbounded preceding) as queue_group_use
         from within_tasks
-        where (task_limit is null or nth_of_task <= task_room)
+        where (task_limit is null or takes_slot = 0 or slots_of_task <= task_room)
           and nth_of_task <= coalesce(task_rooms[pg_catalog.array_position(task_ids, task_id)], 2147483647)
       ), within_task_groups as (
-        select *, sum(task_cost) over (partition by task_group order by turn, priority, run_at, id rows unbounded preceding) as task_group_use
+        select
+          *, sum(task_cost) over (partition by task_group order by turn, priority, run_at, id rows unbounded preceding) as task_group_use,
+          sum(takes_slot) over (partition by lane_id) as slots_of_lane
         from within_queue_groups
         where queue_group is null or queue_group_use <= queue_group_room
       ), allowed_jobs as materialized (
         select * from within_task_groups
-        where task_group is null or task_group_use <= task_group_room
+        where (task_group is null or task_group_use <= task_group_room) and own_slots + slots_of_lane > 0
         order by turn, priority, run_at, id limit wanted
       ), sized as (
         select allowed_jobs.id, allowed_jobs.lane_id, size.size,
@@ -439,14 +530,17 @@ begin
       ), due_counts as materialized (
         select lane_id, count(*) as jobs from due group by lane_id
       ), taken as materialized (
-        select lane_id, count(*)::int as jobs from chosen group by lane_id
+        select chosen.lane_id, count(*)::int as jobs, least(count(*), min(given.slots))::int as slots
+        from chosen
+        join (select lane_id, sum(takes_slot) as slots from allowed_jobs group by lane_id) as given on given.lane_id = chosen.lane_id
+        group by chosen.lane_id
       ),
       -- Why the first job of a lane that could not be taken has to wait.
       stopped as materialized (
         select distinct on (c.lane_id)
           c.lane_id,
           case
-            when c.task_limit is not null and t.nth_of_task > c.task_room then c.task_limit
+            when c.task_limit is not null and c.takes_slot = 1 and t.slots_of_task > c.task_room then c.task_limit
             when c.queue_group is not null and not exists (select from within_task_groups as w where w.id = c.id) then c.queue_group
             when c.task_group is not null then c.task_group
           end as limit_id
@@ -461,11 +555,11 @@ begin
           own.turn + coalesce(taken.jobs, 0) * own.mean_ms / own.weight as turn,
           own.mean_ms,
           case
-            when own.task_id is not null and own.n <= 0 and not exists (select from shared_rooms where shared_rooms.task_id = own.task_id) then '-infinity'
-            when own.task_id is not null and own.n <= 0 then 'infinity'
-            when own.n <= 0 then coalesce(own.next_at, 'infinity')
-            when coalesce(taken.jobs, 0) >= own.n and own.n < share and own.task_id is not null then 'infinity'
-            when coalesce(taken.jobs, 0) >= own.n and own.n < share then
+            when own.task_id is not null and own.room <= 0 and not exists (select from shared_rooms where shared_rooms.task_id = own.task_id) then '-infinity'
+            when own.task_id is not null and own.room <= 0 then 'infinity'
+            when own.room <= 0 then coalesce(own.next_at, 'infinity')
+            when coalesce(taken.slots, 0) >= own.room and own.task_id is not null then 'infinity'
+            when coalesce(taken.slots, 0) >= own.room then
               case when own.rate is not null and own.task_id is null
                 then greatest(own.tat, now()) + (taken.jobs - own.burst) * (own.per / own.rate) else 'infinity' end
             when coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) then
@@ -474,9 +568,9 @@ begin
             else coalesce(waiting.next_run_at, 'infinity')
           end as ready_at,
           case
-            when own.task_id is not null and (own.n <= 0 or coalesce(taken.jobs, 0) >= own.n and own.n < share) then
+            when own.task_id is not null and (own.room <= 0 or coalesce(taken.slots, 0) >= own.room) then
               (select shared_rooms.id from shared_rooms where shared_rooms.task_id = own.task_id)
-            when own.n > 0 and coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) and stopped.limit_id = any (shared) then stopped.limit_id
+            when own.room > 0 and coalesce(taken.jobs, 0) < coalesce(due_counts.jobs, 0) and stopped.limit_id = any (shared) then stopped.limit_id
           end as waits_for
         from own
         left join taken on taken.lane_id = own.id
@@ -488,6 +582,21 @@ begin
         set tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for
         from states where lanes.id = any (array[states.id])
           and (lanes.tat, lanes.turn, lanes.ready_at, lanes.waits_for) is distinct from (states.tat, states.turn, states.ready_at, states.waits_for)
+      ), slots as materialized (
+        select
+          own.id as lane_id, own.own_slots + coalesce(taken.slots, 0) as slots, own.own_jobs + coalesce(taken.jobs, 0) as jobs,
+          case
+            when own.own_jobs > own.own_slots and not own.is_plain then 0
+            else greatest(own.own_slots + coalesce(taken.slots, 0) - coalesce(own.excess, 0), 0)
+          end::int as usable
+        from own left join taken on taken.lane_id = own.id
+      ), held as (
+        insert into _rs_slots as held (lane_id, worker_id, slots)
+        select slots.lane_id, worker, slots.slots from slots where slots.jobs > slots.slots
+        on conflict on constraint _rs_slots_pkey do update set slots = excluded.slots where held.slots <> excluded.slots
+      ), not_held as (
+        delete from _rs_slots as held using slots
+        where held.lane_id = any (array[slots.lane_id]) and held.worker_id = worker and slots.jobs <= slots.slots
       ), used as (
         select limit_id, sum(cost) as cost from (
           select c.task_limit as limit_id, 1 as cost from chosen join candidates as c on c.id = chosen.id
@@ -507,7 +616,7 @@ begin
         where states.ready_at = '-infinity' and own.ready_at <> '-infinity' and taken.lane_id is null
         limit 1
       )
-      select claimed.*, null::timestamptz, null::boolean, null::timestamptz from claimed
+      select claimed.*, null::timestamptz, null::boolean, null::timestamptz, null::int[], null::int[] from claimed
       union all
       select
         null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, at_time,
@@ -523,7 +632,9 @@ begin
             where lanes.ready_at > '-infinity' and lanes.ready_at < 'infinity' and lanes.id <> all (won)
             order by lanes.ready_at limit 1
           )
-        )
+        ),
+        array(select slots.lane_id from slots where slots.jobs > 0 order by slots.lane_id),
+        array(select slots.usable from slots where slots.jobs > 0 order by slots.lane_id)
       from (values (1)) as one (n)
       left join lateral (select _rs_notify_jobs(1) from (select n from for_others) as any_lane) as notified on true;
   else
@@ -534,7 +645,7 @@ begin
       least(waited_at, (
         select lanes.ready_at from _rs_lanes as lanes
         where lanes.ready_at > '-infinity' and lanes.ready_at < 'infinity' order by lanes.ready_at limit 1
-      ));
+      )), '{}'::int[], '{}'::int[];
   end if;
 end
 $$;

@@ -63,9 +63,18 @@ create table if not exists :"schema"._rs_lane_calls (
 );
 create index if not exists _rs_lane_calls_by_lane on :"schema"._rs_lane_calls (lane_id);
 
+-- How many slots a worker has in a lane of which it has claimed more jobs than that. Without a row, each claimed job has a slot.
+create table if not exists :"schema"._rs_slots (
+  lane_id int not null,
+  worker_id text not null,
+  slots int not null,
+  primary key (lane_id, worker_id)
+) with (fillfactor = 50);
+
 alter table :"schema"._rs_limits enable row level security;
 alter table :"schema"._rs_lanes enable row level security;
 alter table :"schema"._rs_lane_calls enable row level security;
+alter table :"schema"._rs_slots enable row level security;
 
 comment on index :"schema"._rs_limits_name_key is 'Finds a limit by its name.';
 comment on index :"schema"._rs_limits_of_tasks is 'Finds the limit of a task.';

@@ -55,6 +55,7 @@ comment on function :"schema"._rs_notify_deleted_tasks is 'Trigger: tells the wo
 comment on table :"schema"._rs_limits is 'The limits of tasks, queues and groups, and the pauses.';
 comment on table :"schema"._rs_lanes is 'The lanes: the jobs of a task or a queue that has a limit.';
 comment on table :"schema"._rs_lane_calls is 'Lanes in which something has changed since the last claim.';
+comment on table :"schema"._rs_slots is 'How many slots a worker has in a lane of which it has claimed more jobs.';
 comment on function :"schema"._rs_limit_problem is 'Returns what is wrong with the settings of a limit, or null.';
 comment on function :"schema"._rs_notify_limits is 'Notifies the workers that limits have changed.';
 comment on function :"schema"._rs_limit_of_queue is 'Returns the limit of a queue: its own, or that of the longest pattern.';
@@ -73,4 +74,5 @@ comment on function :"schema"._rs_dissolve_lane is 'Moves the jobs of a lane wit
 comment on function :"schema"._rs_room is 'Returns how many more jobs a limit allows now.';
 comment on function :"schema"._rs_report_of_lanes is 'Records the outcomes of jobs under limits.';
 comment on function :"schema"._rs_is_same_claim is 'Whether a lock belongs to a claim.';
+comment on function :"schema"._rs_slots_in_use is 'The claimed jobs under limits, and the slots that they take.';
 comment on function :"schema"._rs_claim_from_lanes is 'Claims jobs under limits.';

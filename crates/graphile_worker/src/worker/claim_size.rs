@@ -46,8 +46,13 @@ impl ClaimSize {
 
     /// How many more jobs to claim if `in_flight` are claimed already.
     pub(crate) fn wanted(&self, concurrency: usize, in_flight: usize) -> usize {
-        // Twice the jobs that the slots finish during one exchange: one batch to run meanwhile, one being claimed.
-        self.wanted_for(Duration::from_secs_f64(2.0 * self.round_trip.unwrap_or_default()), concurrency, in_flight)
+        self.wanted_for(self.ahead(), concurrency, in_flight)
+    }
+
+    /// For how long the slots should be busy with jobs that are claimed: twice as long as an exchange takes, because one batch
+    /// runs while the next is being claimed.
+    pub(crate) fn ahead(&self) -> Duration {
+        Duration::from_secs_f64(2.0 * self.round_trip.unwrap_or_default())
     }
 
     /// The largest claim.

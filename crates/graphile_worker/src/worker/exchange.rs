@@ -1061,6 +1061,7 @@ fn answer(jobs: Vec<Arc<Job>>, about: &PgRow) -> sqlx::Result<Answer> {
         nothing_waits: false,
         took: Duration::ZERO,
         claim_again_after: None,
+        slots: Vec::new(),
     })
 }
 

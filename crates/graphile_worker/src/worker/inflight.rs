@@ -1,11 +1,11 @@
 //! The jobs in flight: claimed and waiting, running, or ended and to be reported. Decides which job runs next: by
-//! priority, one at a time per queue, within each task's limit. Does not touch the database.
+//! priority, one at a time per queue, within the slots of a limited queue and each task's limit. Does not touch the database.
 //!
 //! Runners take jobs from here and return outcomes. The run loop and the second lane take the outcomes and bring new
 //! jobs. The two sides meet nowhere else.
 //!
 //! Invariants, each checked by a test below or by `model/`:
-//! - A job is in at most one of `ready`, `behind`, `over_limit`, `running`, `report`, `blocked`, a report under way, and
+//! - A job is in at most one of `ready`, `behind` (of a queue or a limited queue), `over_limit`, `running`, `report`, `blocked`, a report under way, and
 //!   the `ended` and `written` of a batch.
 //! - A queue is in `queues` exactly while the worker has, or may have, an unreported job of it.
 //! - No report both releases a job of a queue and frees that queue.
@@ -13,11 +13,12 @@
 
 mod batches;
 mod ready;
+mod slots;
 
 pub(crate) use batches::{BatchClaim, BatchEnd, BatchRequest, Hold, LANES, LONGEST_BATCH};
 
 use super::claim_size::{ClaimSize, SECOND_LANE_MIN_JOBS};
-use super::report::{Answer, Ended, Lane, Report};
+use super::report::{Answer, Ended, KeptSlots, Lane, Report};
 use crate::context::{Cancelled, OpenBatch, Running};
 use crate::fast_map::{FastMap, FastSet};
 use crate::job::Job;
@@ -29,11 +30,16 @@ use crate::worker::settle::{self, Settlement};
 use batches::Batches;
 use chrono::{DateTime, Utc};
 use ready::Ready;
+use slots::Slots;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
+
+/// How much work of a limited queue a worker claims ahead of its slots, at most: a job of another queue, which is to have its
+/// fair share, may wait for that long.
+const LONGEST_AHEAD: Duration = Duration::from_millis(5);
 
 /// The worker releases a claimed job that has waited this long, because another worker may have a free slot for it.
 const MAX_UNSTARTED_HOLD: Duration = Duration::from_secs(1);
@@ -70,6 +76,7 @@ struct State {
     /// Jobs that can start as soon as a slot is free.
     ready: Ready,
     queues: FastMap<i32, Queue>,
+    slots: Slots,
     /// Jobs whose task is at its limit.
     over_limit: FastMap<Arc<str>, VecDeque<ClaimedJob>>,
     running: FastMap<i64, Arc<Running>>,
@@ -246,6 +253,7 @@ impl Inflight {
                 claim_size: ClaimSize::default(),
                 ready: Ready::default(),
                 queues: FastMap::default(),
+                slots: Slots::default(),
                 over_limit: FastMap::default(),
                 running: FastMap::default(),
                 cancelled: FastMap::default(),
@@ -446,6 +454,7 @@ impl Inflight {
             let bytes = answer.jobs.iter().map(|job| job.payload.get().len()).sum();
             state.claim_size.claimed(count, bytes);
             let report = state.written(report, &answer, now);
+            state.take_slots(&answer.slots);
             state.receive(answer.jobs);
             if state.closed {
                 state.release_waiting(|_| true);
@@ -515,6 +524,10 @@ impl Inflight {
         if limits.pauses_any() {
             state.release_waiting(|waiting| limits.is_paused(&waiting.job));
         }
+        if limits.settings != state.limits.settings {
+            // They may have been claimed under a limit that was higher.
+            state.release_waiting(|waiting| waiting.job.limited_queue().is_some());
+        }
         if limits.differs_from(&state.limits) {
             let now = Instant::now();
             state.next_claim.wake(now);
@@ -562,6 +575,11 @@ impl Inflight {
     pub(crate) fn has_free_slots(&self) -> bool {
         let state = self.state();
         state.running.len() < state.concurrency
+    }
+
+    /// How far ahead of the slots of limited queues jobs are claimed.
+    pub(crate) fn ahead(&self) -> Duration {
+        self.state().claim_size.ahead().min(LONGEST_AHEAD)
     }
 
     pub(crate) fn record_round_trip(&self, took: Duration) {
@@ -690,7 +708,7 @@ impl Inflight {
 impl State {
     fn waiting(&self) -> impl Iterator<Item = &ClaimedJob> {
         let behind = self.queues.values().flat_map(|queue| &queue.behind);
-        self.ready.iter().chain(behind).chain(self.over_limit.values().flatten())
+        self.ready.iter().chain(behind).chain(self.slots.behind()).chain(self.over_limit.values().flatten())
     }
 
     /// Jobs that have ended and are not in a report under way.
@@ -701,7 +719,7 @@ impl State {
     fn in_flight(&self) -> usize {
         let behind: usize = self.queues.values().map(|queue| queue.behind.len()).sum();
         let over_limit: usize = self.over_limit.values().map(VecDeque::len).sum();
-        self.ready.len() + behind + over_limit + self.running.len()
+        self.ready.len() + behind + self.slots.count_behind() + over_limit + self.running.len()
     }
 
     fn under_way(&mut self, lane: Lane) -> &mut Option<OpenExchange> {
@@ -751,8 +769,10 @@ impl State {
                 began.is_none_or(|began| ended.reply <= began) && ended.job.limited_queue().is_some() == is_limited
             }),
         };
-        let mut report = Report { ended, free_queues: Vec::new(), is_limited };
-        if !is_limited {
+        let mut report = Report { ended, is_limited, ..Report::default() };
+        if is_limited {
+            report.kept_slots = self.kept_slots();
+        } else {
             report.free_queues = self.free_queues(&report);
         }
         report
@@ -904,7 +924,40 @@ impl State {
         }
     }
 
+    /// The slots of limited queues that the worker keeps, from now on.
+    fn kept_slots(&mut self) -> Vec<KeptSlots> {
+        let kept = self.slots.keep();
+        let mut longest: FastMap<i32, Duration> = FastMap::default();
+        for running in self.running.values() {
+            if let Some(queue) = running.job.limited_queue() {
+                let longest = longest.entry(queue).or_default();
+                *longest = running.started.elapsed().max(*longest);
+            }
+        }
+        let longest_run = |queue: i32| longest.get(&queue).copied().unwrap_or_default();
+        kept.into_iter().map(|(queue, slots)| KeptSlots { queue, slots, longest_run: longest_run(queue) }).collect()
+    }
+
+    /// Takes note of the slots of limited queues. If there are fewer than before, releases the jobs that have not started.
+    fn take_slots(&mut self, slots: &[(i32, usize)]) {
+        let mut lowered = FastSet::default();
+        for (queue, slots) in slots {
+            if self.slots.grant(*queue, *slots) {
+                lowered.insert(*queue);
+            }
+        }
+        if !lowered.is_empty() {
+            self.release_waiting(|waiting| waiting.job.limited_queue().is_some_and(|queue| lowered.contains(&queue)));
+        }
+    }
+
     fn take_in(&mut self, waiting: ClaimedJob) {
+        if let Some(queue) = waiting.job.limited_queue() {
+            if let Some(waiting) = self.slots.take_in(queue, waiting) {
+                self.ready.push(waiting);
+            }
+            return;
+        }
         match waiting.job.serial_queue() {
             None => self.ready.push(waiting),
             Some(queue) => {
@@ -1003,6 +1056,12 @@ impl State {
 
     /// The head of a queue has ended: the next job becomes ready, or the queue becomes idle.
     fn advance_queue(&mut self, job: &Job) {
+        if let Some(queue) = job.limited_queue() {
+            if let Some(next) = self.slots.leave(queue) {
+                self.ready.push(next);
+            }
+            return;
+        }
         let Some(id) = job.serial_queue() else { return };
         let queue = self.queues.entry(id).or_default();
         queue.unreported += 1;
@@ -1036,11 +1095,15 @@ impl State {
                 released.extend(std::mem::take(&mut queue.behind));
             }
         }
+        released.extend(self.slots.take_behind(&is_unwanted));
         let over_limit = std::mem::take(&mut self.over_limit).into_values().flatten();
         let waiting = self.ready.take().chain(over_limit);
         let (unwanted, kept): (Vec<ClaimedJob>, Vec<ClaimedJob>) = waiting.partition(is_unwanted);
         self.ready = kept.into_iter().collect();
         for waiting in unwanted {
+            if let Some(queue) = waiting.job.limited_queue() {
+                released.extend(self.slots.release(queue));
+            }
             if let Some(id) = waiting.job.serial_queue()
                 && let Some(queue) = self.queues.get_mut(&id)
             {

@@ -51,22 +51,31 @@ impl Exchange {
             .bind(run_ms)
             .bind(task_ids)
             .bind(rooms)
-            .bind(i32::try_from(request.jobs).unwrap_or(i32::MAX))
+            .bind(whole(request.jobs))
             .bind(&request.flags.forbidden)
             .bind(&request.flags.accepted)
             .bind(&request.flags.allowed)
             .bind(request.now)
             .bind(request.freshness)
-            .bind(CLAIM_BYTES);
+            .bind(CLAIM_BYTES)
+            .bind(report.kept_slots.iter().map(|kept| kept.queue).collect::<Vec<_>>())
+            .bind(report.kept_slots.iter().map(|kept| whole(kept.slots)).collect::<Vec<_>>())
+            .bind(report.kept_slots.iter().map(|kept| kept.longest_run.as_secs_f64() * 1e3).collect::<Vec<_>>())
+            .bind(whole(request.most_slots))
+            .bind(request.ahead.as_secs_f64() * 1e3);
         let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
         let answer = || -> sqlx::Result<Answer> {
             let seconds: Option<f64> = about.try_get("seconds")?;
+            let lanes: Vec<i32> = about.try_get("lanes_with_slots")?;
+            let slots: Vec<i32> = about.try_get("slots")?;
+            let slots = slots.into_iter().map(|slots| usize::try_from(slots).unwrap_or_default());
             Ok(Answer {
                 jobs,
                 blocked_jobs: about.try_get::<Vec<i64>, _>("blocked_jobs")?.into_iter().collect(),
                 rejected_jobs: about.try_get("rejected_jobs")?,
                 contended: about.try_get("contended")?,
                 clock: about.try_get("clock")?,
+                slots: lanes.into_iter().zip(slots).collect(),
                 claim_again_after: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.001)).ok()),
                 ..Answer::default()
             })
@@ -93,6 +102,7 @@ impl Exchange {
                 all_paused_until: is_paused.then(|| Instant::now() + pause.unwrap_or(LATEST_RUN)),
                 paused_queues: row.try_get::<Vec<i32>, _>("paused_queues")?.into_iter().collect(),
                 limited_tasks,
+                settings: row.try_get::<Option<_>, _>("settings")?.unwrap_or_default(),
             })
         });
         match read {
@@ -117,6 +127,10 @@ impl Exchange {
             Err(_) => self.connection = None,
         }
     }
+}
+
+fn whole(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 /// How many milliseconds a job of each limited queue took on average.

@@ -17,6 +17,8 @@ pub(crate) struct Limits {
     pub(crate) paused_queues: HashSet<i32>,
     /// Tasks with a limit: their jobs without a queue are in limited queues, or will be in a moment.
     pub(crate) limited_tasks: HashSet<i32>,
+    /// Stands for the settings of all limits: another text if any of them has changed.
+    pub(crate) settings: String,
 }
 
 impl Limits {
@@ -30,6 +32,7 @@ impl Limits {
         facts(self) != facts(other)
             || self.paused_queues != other.paused_queues
             || self.limited_tasks != other.limited_tasks
+            || self.settings != other.settings
     }
 
     pub(crate) fn pauses_any(&self) -> bool {

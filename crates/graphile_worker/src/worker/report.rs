@@ -27,6 +27,17 @@ pub(crate) struct Report {
     pub(crate) free_queues: Vec<i32>,
     /// Whether this is about jobs under limits: all its jobs are, and so are those to claim.
     pub(crate) is_limited: bool,
+    /// How many slots of each limited queue the worker keeps.
+    pub(crate) kept_slots: Vec<KeptSlots>,
+}
+
+/// The slots of a limited queue that the worker keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeptSlots {
+    pub(crate) queue: i32,
+    pub(crate) slots: usize,
+    /// How long the longest of its running jobs has run.
+    pub(crate) longest_run: Duration,
 }
 
 /// A job that has ended in this worker and is not recorded yet.
@@ -62,8 +73,13 @@ impl Report {
 }
 
 /// Which jobs to claim.
+#[derive(Default)]
 pub(crate) struct ClaimRequest {
     pub(crate) jobs: usize,
+    /// How many slots of one limited queue the worker can use.
+    pub(crate) most_slots: usize,
+    /// In what time the slots should be done with the jobs that are claimed ahead.
+    pub(crate) ahead: Duration,
     pub(crate) flags: FlagFilter,
     /// How many more jobs of each limited task to claim.
     pub(crate) limits: HashMap<Arc<str>, usize>,
@@ -96,6 +112,8 @@ pub(crate) struct Answer {
     pub(crate) took: Duration,
     /// When to claim again at the latest, because a limit then has room.
     pub(crate) claim_again_after: Option<Duration>,
+    /// How many jobs of a limited queue may run here at the same time.
+    pub(crate) slots: Vec<(i32, usize)>,
 }
 
 impl Shared {

@@ -27,7 +27,7 @@ use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -287,7 +287,16 @@ impl<'w> RunLoop<'w> {
         let limits = self.inflight.limits();
         let (report, jobs) = self.inflight.begin(Lane::First, !limits.is_empty())?;
         let freshness = self.worker.settings.recovery.freshness();
-        Some((report, ClaimRequest { jobs, flags, limits, now: self.now(), freshness }))
+        let request = ClaimRequest {
+            jobs,
+            most_slots: self.worker.settings.concurrency,
+            ahead: self.inflight.ahead(),
+            flags,
+            limits,
+            now: self.now(),
+            freshness,
+        };
+        Some((report, request))
     }
 
     /// Makes one round trip, and handles its answer.
@@ -515,13 +524,7 @@ impl<'w> RunLoop<'w> {
     /// not know: the first answer lists them, and a second report releases them.
     async fn last_report(&mut self) -> Result<(), Error> {
         let timeout = self.report_timeout();
-        let request = ClaimRequest {
-            jobs: 0,
-            flags: FlagFilter::default(),
-            limits: HashMap::new(),
-            now: self.now(),
-            freshness: None,
-        };
+        let request = ClaimRequest { now: self.now(), ..ClaimRequest::default() };
         let recorded = async {
             while !self.inflight.is_empty() || self.exchange.is_uncertain() {
                 let begun = self.inflight.begin(Lane::First, false);

@@ -12,7 +12,6 @@ use crate::Error;
 use crate::context::Shared;
 use crate::hooks::FetchStart;
 use chrono::Utc;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -59,7 +58,7 @@ impl SecondLane {
         let Some((report, jobs)) = self.inflight.begin(Lane::Second, is_limited) else { return Ok(()) };
         let now = self.settings.use_local_time.then(Utc::now);
         let freshness = self.settings.recovery.freshness();
-        let request = ClaimRequest { jobs, flags, limits: HashMap::new(), now, freshness };
+        let request = ClaimRequest { jobs, flags, now, freshness, ..ClaimRequest::default() };
         let mut sent =
             Sent { report, inflight: self.inflight.clone(), lanes, state: Sending::NotWritten, _under_way: under_way };
         if jobs > 0 {

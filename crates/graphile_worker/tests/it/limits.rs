@@ -3,11 +3,13 @@
 use crate::support::{Db, Started, until};
 use crate::worker_support::{Held, NEVER, options, run_once, utils};
 use chrono::{DateTime, TimeDelta, Utc};
-use graphile_worker::{JobSpec, WorkerContext, WorkerOptions};
+use graphile_worker::{FetchStart, JobSpec, WorkerContext, WorkerOptions};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// How many jobs run at the same time, by the name in their payload.
 #[derive(Clone, Default)]
@@ -283,7 +285,7 @@ async fn a_raised_limit_takes_effect_at_once() {
 async fn a_newcomer_waits_for_one_job_of_a_busy_tenant_and_not_for_all() {
     let db = Db::installed().await;
     set_limit(&db, "'queue:tenant:*', concurrency => 1").await;
-    db.run("select graphile_worker.add_job('t', '\"busy\"', 'tenant:busy') from generate_series(1, 200)").await;
+    db.run("select graphile_worker.add_job('t', '\"busy\"', 'tenant:busy') from generate_series(1, 40)").await;
     let order: Arc<Mutex<Vec<String>>> = Arc::default();
     let seen = order.clone();
     let utils = utils(&db);
@@ -299,11 +301,13 @@ async fn a_newcomer_waits_for_one_job_of_a_busy_tenant_and_not_for_all() {
                 let spec = JobSpec::builder().queue_name("tenant:new").build();
                 utils.add_raw_job("t", json!("new"), spec).await.unwrap();
             }
+            // Of jobs that take less, a worker claims several at a time.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
     options.init().await.unwrap().run_once().await.unwrap();
     let order = order.lock().unwrap();
-    assert_eq!(order.len(), 201);
+    assert_eq!(order.len(), 41);
     let position = order.iter().position(|name| name == "new").unwrap();
     assert!(position <= 7, "the newcomer's job was number {position}");
 }
@@ -383,4 +387,113 @@ async fn adds_and_claims_at_the_same_time_leave_no_job_behind() {
     for queue in 0..5 {
         assert!(concurrency.most(&format!("k:{queue}")) <= 2);
     }
+}
+
+/// Jobs of task `t` that end at once if their payload is 0, and otherwise when `open` has permits.
+#[derive(Clone)]
+struct Gate {
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    open: Arc<Semaphore>,
+}
+
+impl Gate {
+    fn new() -> Gate {
+        Gate { running: Arc::default(), most: Arc::default(), open: Arc::new(Semaphore::new(0)) }
+    }
+
+    fn worker(&self, db: &Db) -> WorkerOptions {
+        let gate = self.clone();
+        options(db).define_task("t", move |n: i64, _| gate.clone().run(n))
+    }
+
+    async fn run(self, n: i64) {
+        self.most.fetch_max(self.running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        match n {
+            0 => tokio::task::yield_now().await,
+            _ => self.open.acquire().await.unwrap().forget(),
+        }
+        self.running.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+
+    async fn until_running(&self, jobs: usize) {
+        until("the jobs run", async || (self.running.load(Ordering::SeqCst) == jobs).then_some(())).await;
+    }
+}
+
+#[tokio::test]
+async fn short_jobs_of_a_full_limit_follow_each_other_without_a_claim_for_each() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'task:t', concurrency => 2").await;
+    db.run("select graphile_worker.add_job('t', '0') from generate_series(1, 1000)").await;
+    let (gate, claims) = (Gate::new(), Arc::new(AtomicUsize::new(0)));
+    let counted = claims.clone();
+    let worker = gate.worker(&db).concurrency(8).on(FetchStart, move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async {}
+    });
+    worker.init().await.unwrap().run_once().await.unwrap();
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
+    assert_eq!(gate.most(), 2);
+    let claims = claims.load(Ordering::Relaxed);
+    assert!(claims < 450, "{claims} claims for 1000 jobs: one for every two would be 500");
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_slots").await, 0);
+}
+
+#[tokio::test]
+async fn jobs_claimed_ahead_leave_the_other_slots_to_other_workers() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'task:t', concurrency => 3").await;
+    let (gate, another) = (Gate::new(), Gate::new());
+    let first = Started::new(gate.worker(&db).concurrency(2)).await;
+    // The worker learns that the jobs are short.
+    db.run("select graphile_worker.add_job('t', '0') from generate_series(1, 2000)").await;
+    until_no_job_is_left(&db).await;
+    db.run("select graphile_worker.add_job('t', '1') from generate_series(1, 100)").await;
+    gate.until_running(2).await;
+    let claimed = "select count(*) from graphile_worker._private_jobs where locked_at is not null";
+    assert!(db.value(claimed).await.as_i64().unwrap() > 2, "it has claimed more jobs than it runs");
+    let second = Started::new(another.worker(&db).concurrency(2)).await;
+    another.until_running(1).await;
+    let limits = utils(&db).limits().await.unwrap();
+    assert_eq!((limits[0].in_use, limits[0].room, limits[0].waiting), (3, Some(0), 97));
+    gate.open.add_permits(100);
+    another.open.add_permits(100);
+    until_no_job_is_left(&db).await;
+    first.stop().await;
+    second.stop().await;
+    assert!(gate.most() == 2 && another.most() <= 2);
+}
+
+#[tokio::test]
+async fn a_lowered_limit_keeps_jobs_from_starting_that_were_claimed_ahead() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'task:t', concurrency => 4").await;
+    let gate = Gate::new();
+    let worker = Started::new(gate.worker(&db).concurrency(8)).await;
+    db.run("select graphile_worker.add_job('t', '0') from generate_series(1, 2000)").await;
+    until_no_job_is_left(&db).await;
+    db.run("select graphile_worker.add_job('t', '1') from generate_series(1, 20)").await;
+    gate.until_running(4).await;
+    set_limit(&db, "'task:t', concurrency => 1").await;
+    let kept = "select coalesce(sum(slots), 0) from graphile_worker._rs_slots";
+    let released = "select count(*) from graphile_worker._private_jobs where locked_at is not null";
+    // The jobs that it had claimed ahead are released, because those that run use up the limit.
+    until("only the running jobs are claimed", async || (db.value(released).await == 4).then_some(())).await;
+    for running in (1..4).rev() {
+        gate.open.add_permits(1);
+        gate.until_running(running).await;
+    }
+    gate.most.store(0, Ordering::SeqCst);
+    gate.open.add_permits(100);
+    until_no_job_is_left(&db).await;
+    worker.stop().await;
+    assert_eq!((gate.most(), db.value(kept).await), (1, json!(0)));
 }

@@ -540,7 +540,8 @@ fn a_handler_that_blocks_its_thread_does_not_keep_its_row_locked() {
             until_claim_is_written(&db).await;
             release.send(()).unwrap();
             until_no_jobs(&db).await;
-        });
+            db
+        })
     });
     let url = db.recv().unwrap();
     let released = Arc::new(Mutex::new(released));
@@ -562,7 +563,8 @@ fn a_handler_that_blocks_its_thread_does_not_keep_its_row_locked() {
             let worker = worker.clone();
             async move { worker.run().await }
         });
-        tokio::task::spawn_blocking(|| observer.join().unwrap()).await.unwrap();
+        // The database is dropped with `_db`, and the worker may connect until it has stopped.
+        let _db = tokio::task::spawn_blocking(|| observer.join().unwrap()).await.unwrap();
         worker.request_shutdown();
         running.await.unwrap().unwrap();
     });
