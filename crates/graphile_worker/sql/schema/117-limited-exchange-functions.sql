@@ -202,6 +202,7 @@ declare
   shared int[];
   waited_at timestamptz;
   share int;
+  has_groups boolean := exists (select from _rs_limits as limits where limits.group_id is not null);
 begin
   -- The worker uses no more slots than it says, from now on.
   if cardinality(kept_lanes) > 0 then
@@ -286,7 +287,7 @@ begin
     -- Only the session that has locked the row of a lane claims from it. What the next statements read is therefore current.
     won := array(
       select lanes.id from unnest(tried) as lane_id join _rs_lanes as lanes on lanes.id = any (array[lane_id])
-      limit 20 + greatest(wanted, cardinality(ended_lanes))
+      limit 20 + greatest(wanted / 4, cardinality(ended_lanes))
       for no key update of lanes skip locked
     );
   end if;
@@ -297,7 +298,7 @@ begin
   if cardinality(won) > 0 then
     delete from _rs_lane_calls where lane_id = any (won);
     -- How many jobs it reads of each lane. If the others have fewer, it claims again.
-    share := least(wanted, greatest(20, 2 * wanted / cardinality(won)));
+    share := least(wanted, greatest(5, 2 * wanted / cardinality(won)));
     -- The limits that several lanes share.
     select array_agg(distinct limits.id) into needed
     from (
@@ -442,7 +443,7 @@ begin
           known.lane_id, known.n, jobs.*,
           row_number() over (partition by known.lane_id order by jobs.priority, jobs.run_at, jobs.id) as nth
         from priorities as known, lateral (
-          select jobs.id, jobs.task_id, jobs.priority, jobs.run_at
+          select jobs.id, jobs.ctid as place, jobs.task_id, jobs.priority, jobs.run_at
           from _private_jobs as jobs
           where jobs.is_available = true
             and jobs.job_queue_id = known.lane_id
@@ -458,7 +459,7 @@ begin
         where nullif(known.lane_id, known.lane_id) is null
       ), candidates as materialized (
         select
-          due.id, due.lane_id, due.priority, due.run_at, due.nth, due.task_id,
+          due.id, due.place, due.lane_id, due.priority, due.run_at, due.nth, due.task_id,
           own.turn + (due.nth - 1) * own.mean_ms / own.weight as turn, own.own_slots, own.is_plain,
           -- The first jobs take the free slots. The others run after them, in the same slots.
           (due.nth <= own.free)::int as takes_slot,
@@ -487,43 +488,58 @@ begin
           *, row_number() over (partition by task_limit, task_id order by turn, priority, run_at, id) as nth_of_task,
           sum(takes_slot) over (partition by task_limit, task_id order by turn, priority, run_at, id rows unbounded preceding) as slots_of_task
         from candidates
-      ), within_queue_groups as (
-        select *, sum(queue_cost) over (partition by queue_group order by turn, priority, run_at, id rows unbounded preceding) as queue_group_use
-        from within_tasks
+      ), within_rooms as materialized (
+        select within_tasks.* from within_tasks
         where (task_limit is null or takes_slot = 0 or slots_of_task <= task_room)
           and nth_of_task <= coalesce(task_rooms[pg_catalog.array_position(task_ids, task_id)], 2147483647)
+      ), within_queue_groups as (
+        select *, sum(queue_cost) over (partition by queue_group order by turn, priority, run_at, id rows unbounded preceding) as queue_group_use
+        from within_rooms where has_groups
       ), within_task_groups as (
-        select
-          *, sum(task_cost) over (partition by task_group order by turn, priority, run_at, id rows unbounded preceding) as task_group_use,
-          sum(takes_slot) over (partition by lane_id) as slots_of_lane
+        select *, sum(task_cost) over (partition by task_group order by turn, priority, run_at, id rows unbounded preceding) as task_group_use
         from within_queue_groups
         where queue_group is null or queue_group_use <= queue_group_room
+      ), within_limits as (
+        select id, place, lane_id, turn, priority, run_at, takes_slot, own_slots from within_rooms where not has_groups
+        union all
+        select id, place, lane_id, turn, priority, run_at, takes_slot, own_slots from within_task_groups
+        where task_group is null or task_group_use <= task_group_room
       ), allowed_jobs as materialized (
-        select * from within_task_groups
-        where (task_group is null or task_group_use <= task_group_room) and own_slots + slots_of_lane > 0
+        select id, place, lane_id, turn, priority, run_at, takes_slot from within_limits
+        -- Jobs that take no slot need one that the worker has, or that another job takes.
+        where own_slots > 0 or takes_slot = 1
+          or lane_id in (select others.lane_id from within_rooms as others where others.takes_slot = 1)
         order by turn, priority, run_at, id limit wanted
-      ), sized as (
-        select allowed_jobs.id, allowed_jobs.lane_id, size.size,
-          sum(size.size) over (order by allowed_jobs.turn, allowed_jobs.priority, allowed_jobs.run_at, allowed_jobs.id rows unbounded preceding) as stored
+      ), locked as materialized (
+        select allowed_jobs.*, size.size
         from allowed_jobs cross join lateral (
           select case
             when pg_catalog.pg_column_size(jobs.payload) < 400 then pg_catalog.pg_column_size(jobs.payload)
             else octet_length(jobs.payload::text)
           end as size
-          from _private_jobs as jobs where jobs.id = allowed_jobs.id
+          from _private_jobs as jobs
+          where jobs.ctid = any (array[allowed_jobs.place]) and jobs.id = allowed_jobs.id and jobs.is_available = true
           for update skip locked
         ) as size
+      ), sized as (
+        select
+          locked.id, locked.place, locked.lane_id,
+          sum(size) over (order by turn, priority, run_at, id rows unbounded preceding) - size as before
+        from locked where (select sum(every.size) from locked as every) >= max_bytes
+        union all
+        select locked.id, locked.place, locked.lane_id, 0
+        from locked where (select sum(every.size) from locked as every) < max_bytes
       ), alive as (
         select workers.worker_id from _rs_workers as workers
         where workers.worker_id = worker and workers.last_heartbeat_at > now() - make_interval(secs => freshness)
         for key share skip locked
       ), chosen as materialized (
-        select id, lane_id from sized
-        where stored - size < max_bytes and (freshness is null or exists (select from alive))
+        select id, place, lane_id from sized
+        where before < max_bytes and (freshness is null or exists (select from alive))
       ), claimed as (
         update _private_jobs as jobs
         set locked_at = now(), locked_by = worker, attempts = jobs.attempts + 1
-        where jobs.id = any (array(select id from chosen))
+        where jobs.ctid = any (array(select place from chosen))
         returning
           jobs.id, jobs.job_queue_id, jobs.task_id, jobs.payload::text as payload, jobs.priority, jobs.run_at, jobs.attempts, jobs.max_attempts,
           jobs.last_error, jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.revision, jobs.flags
@@ -541,7 +557,7 @@ begin
           c.lane_id,
           case
             when c.task_limit is not null and c.takes_slot = 1 and t.slots_of_task > c.task_room then c.task_limit
-            when c.queue_group is not null and not exists (select from within_task_groups as w where w.id = c.id) then c.queue_group
+            when c.queue_group is not null and c.id <> all (array(select w.id from within_task_groups as w)) then c.queue_group
             when c.task_group is not null then c.task_group
           end as limit_id
         from candidates as c join within_tasks as t on t.id = c.id
