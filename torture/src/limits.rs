@@ -45,7 +45,7 @@ impl Limited {
     pub(crate) fn base(self) -> State {
         match self {
             Limited::Capped => State::of(Some(3), None),
-            Limited::Metered => State::of(None, Some(Rate { jobs: 20, per_ms: 1000, burst: 5 })),
+            Limited::Metered => State::of(None, Some(Rate { jobs: 10, per_ms: 1000, burst: 4 })),
             Limited::Pairs => State::of(Some(2), None),
             Limited::Rows => State::of(None, None),
             Limited::Group => State::of(Some(5), None),
@@ -54,15 +54,14 @@ impl Limited {
 
     /// What a change may make of it. The steps of the rates are whole microseconds, so that PostgreSQL does not round them.
     pub(crate) fn others(self) -> Vec<State> {
-        let dropped = State { is_set: false, ..State::of(None, None) };
         let rate = |jobs, burst| State::of(None, Some(Rate { jobs, per_ms: 1000, burst }));
         match self {
-            Limited::Capped => vec![State::of(Some(1), None), State::of(Some(6), None), dropped],
-            Limited::Metered => vec![rate(10, 1), rate(40, 2), dropped],
+            Limited::Capped => vec![State::of(Some(1), None), State::of(Some(6), None), State::DROPPED],
+            Limited::Metered => vec![rate(5, 1), rate(20, 2), State::DROPPED],
             Limited::Pairs => {
-                vec![State::of(Some(1), None), State::of(None, None), State::of(Some(4), None), dropped]
+                vec![State::of(Some(1), None), State::of(None, None), State::of(Some(4), None), State::DROPPED]
             }
-            Limited::Rows => vec![dropped],
+            Limited::Rows => vec![State::DROPPED],
             Limited::Group => vec![State::of(Some(2), None), State::of(Some(9), None)],
         }
     }
@@ -129,6 +128,8 @@ pub(crate) struct State {
 }
 
 impl State {
+    pub(crate) const DROPPED: State = State { is_set: false, concurrency: None, rate: None, is_paused: false };
+
     pub(crate) fn of(concurrency: Option<u32>, rate: Option<Rate>) -> State {
         State { is_set: true, concurrency, rate, is_paused: false }
     }

@@ -105,7 +105,7 @@ fn concurrency_holds(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -
             }
         }
     }
-    let changes = evidence.load.changes.0.len();
+    let changes = evidence.load.changes.0.iter().filter(|change| change.acknowledged.is_some()).count();
     Verdict {
         name: "12a limits of concurrency hold",
         checked: format!("{checked} runs, {full} of them took the last slot, {changes} changes"),
@@ -155,7 +155,7 @@ fn pauses_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
             earlier += usize::from(possible.last().is_some_and(|state| state.is_paused));
         }
     }
-    let pauses = history.0.iter().filter(|change| change.state.is_paused).count();
+    let pauses = history.0.iter().filter(|change| change.state.is_paused && change.acknowledged.is_some()).count();
     let checked = format!("{pauses} pauses, {earlier} jobs began in one that were claimed before");
     Verdict { name: "12c nothing is claimed while it is paused", checked, violations }
 }
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_dropped_limit_allows_any_number() {
         let mut evidence = lowered_at(9 * S);
-        evidence.load.changes.0[1].state = State { is_set: false, ..State::of(None, None) };
+        evidence.load.changes.0[1].state = State::DROPPED;
         assert_eq!(violations(&evidence, "12a").len(), 0);
     }
 
@@ -353,7 +353,7 @@ mod tests {
         let mut evidence = evidence(vec![process(1, vec![Line::Begin(outside)])]);
         evidence.load.changes = History(vec![change(Limited::Capped, S, State::of(Some(2), None))]);
         assert_eq!(violations(&evidence, "12d").len(), 1);
-        evidence.load.changes.0.insert(0, change(Limited::Capped, 0, State { is_set: false, ..State::of(None, None) }));
+        evidence.load.changes.0.insert(0, change(Limited::Capped, 0, State::DROPPED));
         assert_eq!(violations(&evidence, "12d").len(), 1, "dropped long before");
         evidence.load.changes.0[1] = change(Limited::Capped, 8 * S, State::of(Some(2), None));
         assert_eq!(violations(&evidence, "12d").len(), 0, "set seven seconds before");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// As many jobs of each task may wait: more would only prolong the drain.
-const WAITING: i64 = 50;
+const TASKS: [(&str, i64); 3] = [(CAPPED, 50), (METERED, 30), (LINED, 60)];
 
 /// The queues that are always in use. Others are used now and then, so that lanes come and go.
 const PAIRS: u8 = 4;
@@ -39,16 +39,15 @@ impl Driver {
             let waiting = "select tasks.identifier, count(*) from graphile_worker._private_jobs as jobs
                 join graphile_worker._private_tasks as tasks on tasks.id = jobs.task_id
                 where tasks.identifier = any ($1) and jobs.attempts < jobs.max_attempts group by 1";
-            let tasks = [CAPPED, METERED, LINED];
             let waiting: Result<Vec<(String, i64)>, _> =
-                sqlx::query_as(waiting).bind(&tasks[..]).fetch_all(&self.pool).await;
+                sqlx::query_as(waiting).bind(&TASKS.map(|(task, _)| task)[..]).fetch_all(&self.pool).await;
             let Ok(waiting) = waiting else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             };
-            for task in tasks {
+            for (task, most) in TASKS {
                 let found = waiting.iter().find(|(found, _)| found == task).map_or(0, |(_, count)| *count);
-                if found < WAITING {
+                if found < most {
                     self.add_some(task, &mut next, &mut random).await;
                 }
             }
@@ -58,7 +57,7 @@ impl Driver {
 
     async fn add_some(&self, task: &'static str, next: &mut [u64; ROWS], random: &mut fastrand::Rng) {
         let row = (task == LINED && random.u8(..3) == 0).then(|| random.usize(..ROWS));
-        let count = random.usize(1..=if row.is_some() { self.strict_batch } else { 6 });
+        let count = random.usize(1..=if row.is_some() { self.strict_batch } else { 12 });
         let jobs: Vec<RawJobSpec> = (0..count)
             .map(|_| match (task, row) {
                 (LINED, Some(row)) => {
@@ -85,14 +84,32 @@ impl Driver {
     /// were.
     pub(super) async fn change_limits(self: Arc<Self>, mut random: fastrand::Rng) {
         while !self.is_over() {
-            tokio::time::sleep(Duration::from_millis(random.u64(50..700))).await;
-            let Some(limited) = random.choice(Limited::ALL) else { break };
+            tokio::time::sleep(Duration::from_millis(random.u64(20..300))).await;
             let _changing = self.changing.lock().await;
+            if random.u8(..8) == 0 {
+                self.drop_all(&mut random).await;
+                continue;
+            }
+            let Some(limited) = random.choice(Limited::ALL) else { break };
             for _ in 0..random.u8(1..4) {
                 let state = self.another_state(limited, &mut random);
                 self.change_until_done(limited, state).await;
-                tokio::time::sleep(Duration::from_millis(random.u64(50..1500))).await;
+                tokio::time::sleep(Duration::from_millis(random.u64(30..1000))).await;
             }
+            self.change_until_done(limited, limited.base()).await;
+        }
+    }
+
+    /// Drops all limits and sets them again. Limited queues become ordinary ones only if no task has a limit either.
+    async fn drop_all(&self, random: &mut fastrand::Rng) {
+        let mut all = Limited::ALL.to_vec();
+        all.retain(|limited| *limited != Limited::Group);
+        random.shuffle(&mut all);
+        for limited in &all {
+            self.change_until_done(*limited, State::DROPPED).await;
+        }
+        tokio::time::sleep(Duration::from_millis(random.u64(100..2000))).await;
+        for limited in all {
             self.change_until_done(limited, limited.base()).await;
         }
     }
