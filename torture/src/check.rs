@@ -2,7 +2,7 @@
 
 mod limits;
 
-use crate::limits::History;
+use crate::limits::{History, Limited};
 use crate::record::{Begin, Line, MILLISECOND, Nanos, Outcome, SECOND, Span};
 use crate::worker::{HEARTBEAT, LIMIT, LIMITED, REPEATABLE, SCRIPTED, THRESHOLD, fires_after};
 use chrono::{DateTime, Utc};
@@ -441,8 +441,10 @@ fn no_dead_worker_begins(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
 }
 
 fn no_queue_overlaps(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -> Verdict {
-    let (excused, pairs) = overlaps(runs, outages, |begin| begin.queue.clone());
-    let queued = runs.iter().filter(|run| run.begin.queue.is_some()).count();
+    // 12a checks the queues that run two jobs at a time.
+    let serial = |begin: &Begin| begin.queue.clone().filter(|_| limits::limited(begin) != Some(Limited::Pairs));
+    let (excused, pairs) = overlaps(runs, outages, serial);
+    let queued = runs.iter().filter(|run| serial(run.begin).is_some()).count();
     let zero = zero(evidence);
     let violations = pairs
         .iter()

@@ -30,7 +30,6 @@ const task = (name) => async (payload, helpers) => {
     events: Array.isArray(payload) ? payload : [],
     tick: null,
     flag: payload.flag ?? null,
-    limited_queue: payload.limited_queue ?? null,
   });
   const wait = payload.work_ms ?? Number(job.id) % 50;
   if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));

@@ -81,9 +81,6 @@ pub(crate) struct Begin {
     /// When it was claimed, in microseconds since 1970 by the database's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) claimed: Option<i64>,
-    /// The queue under a limit that the job was added to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) limited_queue: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

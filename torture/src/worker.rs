@@ -95,9 +95,6 @@ pub(crate) struct Payload {
     pub(crate) snooze_until: Option<Nanos>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) flag: Option<String>,
-    /// The name of its queue, if that is under a limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) limited_queue: Option<String>,
 }
 
 /// What the crontab's clock shows: it starts a day in the past, so that no job of it lies in the future. It counts
@@ -236,7 +233,6 @@ impl Run {
             tick: payload["_cron"]["ts"].as_str().and_then(|tick| tick.parse().ok()),
             flag: ordinary.flag,
             claimed: job.locked_at.map(|claimed| claimed.timestamp_micros()),
-            limited_queue: ordinary.limited_queue,
         }));
         Run { journal, number, outcome: Outcome::Dropped }
     }

@@ -25,8 +25,8 @@ pub(super) fn check(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) ->
     ]
 }
 
-fn limited(begin: &Begin) -> Option<Limited> {
-    Limited::of_job(&begin.task, begin.limited_queue.as_deref())
+pub(super) fn limited(begin: &Begin) -> Option<Limited> {
+    Limited::of_job(&begin.task, begin.queue.as_deref())
 }
 
 /// Whether the job was under a limit when it was claimed, as its row says.
@@ -48,7 +48,7 @@ fn scopes(begin: &Begin) -> Vec<(Scope, u32)> {
     let Some(limited) = limited(begin) else { return Vec::new() };
     let mut scopes = Vec::new();
     if limited == Limited::Pairs {
-        scopes.extend(begin.limited_queue.clone().map(|queue| (Scope::Queue(queue), 1)));
+        scopes.extend(begin.queue.clone().map(|queue| (Scope::Queue(queue), 1)));
     }
     if is_in_lane(begin) && limited == Limited::Capped {
         scopes.push((Scope::Task(limited), 1));
@@ -291,12 +291,8 @@ mod tests {
     fn a_queue_is_serial_while_it_has_no_concurrency_and_a_group_counts_costs() {
         let run = |run: u64, queue: &str, lane: i32| {
             let queue = Some(queue.to_owned());
-            let begin = Begin {
-                task: LINED.to_owned(),
-                limited_queue: queue,
-                queue_id: Some(lane),
-                ..begin(10 * S + run, run, run as i64)
-            };
+            let begin =
+                Begin { task: LINED.to_owned(), queue, queue_id: Some(lane), ..begin(10 * S + run, run, run as i64) };
             Line::Begin(Begin { claimed: Some(micros(10 * S)), ..begin })
         };
         let lines = vec![run(1, "pair-1", -1), run(2, "pair-1", -1), run(3, "row-1", -2)];

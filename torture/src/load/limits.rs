@@ -222,7 +222,7 @@ impl Driver {
         let mut jobs = vec![capped; 6];
         for queue in 0..PAIRS {
             let name = format!("pair-{queue}");
-            let payload = Payload { work_ms, limited_queue: Some(name.clone()), ..Payload::default() };
+            let payload = Payload { work_ms, queue: Some(name.clone()), ..Payload::default() };
             jobs.extend(vec![limited_job(LINED, &payload, Some(&name)); 2]);
         }
         let added = self.utils.add_raw_jobs(&jobs).await?;
@@ -248,19 +248,14 @@ fn pair_job(random: &mut fastrand::Rng) -> RawJobSpec {
     let rare = random.u8(..10) == 0;
     let name =
         if rare { format!("pair-rare-{}", random.u8(..RARE_PAIRS)) } else { format!("pair-{}", random.u8(..PAIRS)) };
-    let payload = Payload { work_ms: Some(random.u64(..80)), limited_queue: Some(name.clone()), ..Payload::default() };
+    let payload = Payload { work_ms: Some(random.u64(..80)), queue: Some(name.clone()), ..Payload::default() };
     limited_job(LINED, &payload, Some(&name))
 }
 
 /// Rows are strict queues, too: they have one producer each, and their jobs never fail.
 fn row_job(row: usize, seq: u64, random: &mut fastrand::Rng) -> RawJobSpec {
     let name = format!("row-{row}");
-    let payload = Payload {
-        work_ms: Some(random.u64(..15)),
-        queue: Some(name.clone()),
-        limited_queue: Some(name.clone()),
-        seq: Some(seq),
-        ..Payload::default()
-    };
+    let payload =
+        Payload { work_ms: Some(random.u64(..15)), queue: Some(name.clone()), seq: Some(seq), ..Payload::default() };
     limited_job(LINED, &payload, Some(&name))
 }

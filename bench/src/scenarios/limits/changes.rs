@@ -45,7 +45,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Part, Failure> {
     let all = [("pause", pauses), ("resume", resumes), ("cancel", cancels)];
     Ok(Part {
         method: format!(
-            "Changes: eight processes with one slot each, jobs of {JOB_MS} ms under a limit of 8; {samples} times. From the call until the \
+            "Changes: eight processes with one slot each, jobs of {JOB_MS} ms under a limit of 100, which leaves room for all; {samples} times. From the call until the \
              last process starts no more jobs (pause), has started one (resume), or has ended its running job (cancel)."
         ),
         rows: all
@@ -79,7 +79,7 @@ async fn pause_and_resume(bench: &Bench, samples: usize) -> Result<([f64; 2], [f
     started.pause_when_idle(&bench.server).await?;
     let jobs = length.as_secs() * 1000 / JOB_MS * PROCESSES as u64;
     database.fill(&Jobs { task: "recorded", ..Jobs::ready(jobs) }).await?;
-    database.run("select graphile_worker._rs_set_limit('task:recorded', concurrency => 8)").await?;
+    database.run("select graphile_worker._rs_set_limit('task:recorded', concurrency => 100)").await?;
     super::put_under_limits(&database).await?;
     database.settle().await?;
     let calling = async {
