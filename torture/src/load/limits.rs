@@ -162,8 +162,11 @@ impl Driver {
         if self.called("pause all", self.utils.pause("all").await).await.is_some() {
             tokio::time::sleep(length).await;
         }
-        // Also if the answer was lost.
-        while self.called("resume all", self.utils.resume("all").await).await.is_none() {
+        // Also if the answer was lost. An error that stays is reported by the checks, and the fleet does not drain.
+        for _ in 0..500 {
+            if self.called("resume all", self.utils.resume("all").await).await.is_some() {
+                return;
+            }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
