@@ -581,9 +581,13 @@ impl Run {
         )
         .fetch_all(pool)
         .await?;
+        let load = self.driver.take();
+        for change in &load.changes.0 {
+            self.fleet.note("limit", serde_json::json!({ "called": change.called.at, "change": format!("{change:?}") }));
+        }
         Ok(Evidence {
             server_away: self.server.away(),
-            load: self.driver.take(),
+            load,
             ended: Ended {
                 drained,
                 left: rows.iter().filter(|(_, left, _)| *left).map(|(id, _, _)| *id).collect(),

@@ -22,7 +22,11 @@ const ROWS: usize = 2;
 const RARE_PAIRS: u8 = 60;
 
 /// How long a job of the probe takes: time enough for every worker to claim.
-const PROBE_MS: u64 = 700;
+const PROBE_MS: u64 = 350;
+
+/// How often the jobs of the probe fill each limit. A worker may claim more jobs than it can run at once, and they take room while
+/// they wait in it, so one time is not enough.
+const PROBE_ROUNDS: usize = 4;
 
 impl Driver {
     /// Sets all limits, until that has succeeded.
@@ -222,11 +226,11 @@ impl Driver {
     pub(crate) async fn probe_limits(&self) -> Result<Probe, Failure> {
         let work_ms = Some(PROBE_MS);
         let capped = limited_job(CAPPED, &Payload { work_ms, ..Payload::default() }, None);
-        let mut jobs = vec![capped; 6];
+        let mut jobs = vec![capped; 3 * PROBE_ROUNDS];
         for queue in 0..PAIRS {
             let name = format!("pair-{queue}");
             let payload = Payload { work_ms, queue: Some(name.clone()), ..Payload::default() };
-            jobs.extend(vec![limited_job(LINED, &payload, Some(&name)); 2]);
+            jobs.extend(vec![limited_job(LINED, &payload, Some(&name)); PROBE_ROUNDS]);
         }
         let added = self.utils.add_raw_jobs(&jobs).await?;
         let ids: Vec<i64> = added.iter().map(|job| job.id).collect();

@@ -426,3 +426,13 @@ async fn a_queue_whose_first_job_is_added_while_its_limit_is_dropped_and_set_aga
         join graphile_worker._rs_limits as limits on limits.id = lanes.limit_id where not lanes.is_new";
     assert_eq!(db.value(right).await, 1);
 }
+
+#[tokio::test]
+async fn a_function_that_turns_off_scans_of_tables_turns_off_compilation_too() {
+    let db = Db::installed().await;
+    // A scan that is needed all the same seems expensive then. Adding jobs to new limited queues took 100 ms for each.
+    let compiled = "select count(*) from pg_proc
+        where pronamespace = 'graphile_worker'::regnamespace
+          and 'enable_seqscan=off' = any (proconfig) and not 'jit=off' = any (proconfig)";
+    assert_eq!(db.value(compiled).await, 0);
+}
