@@ -48,8 +48,21 @@ pub(crate) struct Ran {
     pub(crate) out_of_order: u64,
     /// Maximum number of jobs of one queue that ran at the same time.
     pub(crate) at_once: i64,
+    /// Each run of the task `recorded`.
+    pub(crate) runs: Vec<RecordedRun>,
     /// Claims that found no jobs between `go` and `stop`, if the contestant counts them.
     pub(crate) empty_claims: Option<u64>,
+}
+
+/// A run of the task `recorded`: the times are in seconds since 1970.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+pub(crate) struct RecordedRun {
+    /// When its job was claimed, by the database's clock.
+    pub(crate) claimed: f64,
+    pub(crate) began: f64,
+    pub(crate) ended: f64,
+    /// The number of its queue.
+    pub(crate) queue: i64,
 }
 
 /// A run: a contestant, its command, and when to stop it.

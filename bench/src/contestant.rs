@@ -17,6 +17,8 @@ pub(crate) enum Contestant {
     OursWith24,
     /// Our worker with its defaults, except `concurrency(1)`.
     OursWith1,
+    /// Our worker with its defaults, except `concurrency(200)`, for jobs that wait most of the time.
+    OursWith200,
     /// Our worker with its defaults, except that its tasks are repeatable.
     OursRepeatable,
     /// Our worker with its defaults, except `concurrency(24)` and a folder of JavaScript files.
@@ -53,6 +55,7 @@ impl Contestant {
             Contestant::Ours => "ours, nothing set",
             Contestant::OursWith24 => "ours, concurrency 24",
             Contestant::OursWith1 => "ours, concurrency 1",
+            Contestant::OursWith200 => "ours, concurrency 200",
             Contestant::OursRepeatable => "ours, repeatable",
             Contestant::OursWithJavaScript => "ours, JavaScript files",
             Contestant::OursWithPython => "ours, Python files",
@@ -74,6 +77,7 @@ impl Contestant {
             Contestant::Ours => "unset",
             Contestant::OursWith24 => "with-24",
             Contestant::OursWith1 => "with-1",
+            Contestant::OursWith200 => "with-200",
             Contestant::OursRepeatable => "repeatable",
             Contestant::OursWithJavaScript => "javascript-24",
             Contestant::OursWithPython => "python-24",

@@ -30,7 +30,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Compares graphile_worker with the limit of PostgreSQL and with its peers.
 #[derive(Parser)]
 struct Arguments {
-    /// What to measure [default: all but `churn` and `long-transaction`]
+    /// What to measure [default: all but those that take minutes: `churn`, `limits-churn`, `limits-kill`, `long-transaction`]
     scenarios: Vec<Scenario>,
     /// Number of rounds; each contestant runs once per round
     #[arg(long, default_value_t = 3)]
@@ -38,7 +38,7 @@ struct Arguments {
     /// Smoke test: a tenth of the sizes, one round, results in target/bench-quick
     #[arg(long)]
     quick: bool,
-    /// Duration of each of the two runs of `churn`, in minutes
+    /// Duration of each run of `churn` and `limits-churn`, in minutes
     #[arg(long, default_value_t = 3.0)]
     churn_minutes: f64,
     /// Output folder for RESULTS.md, results.json and plots/ [default: bench]

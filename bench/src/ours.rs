@@ -38,6 +38,9 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 static EMPTY_CLAIMS: AtomicU64 = AtomicU64::new(0);
 static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
+/// How many milliseconds a job of the task `recorded` takes, and its runs.
+static RECORDED_MS: AtomicU64 = AtomicU64::new(0);
+static RUNS: Mutex<Vec<Value>> = Mutex::new(Vec::new());
 static STARTED: Notify = Notify::const_new();
 
 pub(crate) async fn run(task: &Task) -> Result<(), Failure> {
@@ -49,8 +52,10 @@ pub(crate) async fn run(task: &Task) -> Result<(), Failure> {
         "latency_sql" | "queues" => run_until_stopped(task).await?,
         "start_stop" => start_stop(task).await?,
         "adds" => adds(task).await?,
-        "churn" => churn(task).await?,
+        "churn" => churn(task, None).await?,
         "fleet" => fleet(task).await?,
+        "recorded" => recorded(task).await?,
+        "churn_keys" => churn(task, Some(task.number)).await?,
         "idle" => idle(task).await?,
         _ => return Err(task.unknown_command()),
     };
@@ -84,7 +89,7 @@ fn options(task: &Task) -> WorkerOptions {
 }
 
 fn with_tasks(options: WorkerOptions) -> WorkerOptions {
-    options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>()
+    options.define_job::<Trivial>().define_job::<Timed>().define_job::<Ordered>().define_job::<Recorded>()
 }
 
 async fn install(task: &Task) -> Result<Value, Failure> {
@@ -166,8 +171,8 @@ async fn adds(task: &Task) -> Result<Value, Failure> {
     Ok(json!({ "jobs": jobs, "last": unix_seconds() }))
 }
 
-/// Adds jobs as fast as they run, until `stop`.
-async fn churn(task: &Task) -> Result<Value, Failure> {
+/// Adds jobs as fast as they run, until `stop`: without a queue, or spread over this many queues.
+async fn churn(task: &Task, queues: Option<u64>) -> Result<Value, Failure> {
     let worker = Arc::new(options(task).init().await?);
     let utils = worker.create_utils();
     ready().await?;
@@ -176,7 +181,7 @@ async fn churn(task: &Task) -> Result<Value, Failure> {
         let mut added = 0;
         loop {
             if added < JOBS.load(Ordering::Relaxed) + STREAM_WAITING {
-                let specs: Vec<RawJobSpec> = (added..added + STREAM_BATCH).map(trivial).collect();
+                let specs: Vec<RawJobSpec> = (added..added + STREAM_BATCH).map(|id| streamed(id, queues)).collect();
                 utils.add_raw_jobs(&specs).await?;
                 added += STREAM_BATCH;
             } else {
@@ -207,6 +212,14 @@ async fn fleet(task: &Task) -> Result<Value, Failure> {
     Ok(what_ran())
 }
 
+/// A worker that is idle before the clock starts, and whose jobs take `number` milliseconds. Reports each of their runs.
+async fn recorded(task: &Task) -> Result<Value, Failure> {
+    RECORDED_MS.store(task.number, Ordering::Relaxed);
+    let mut ran = fleet(task).await?;
+    ran["runs"] = std::mem::take(&mut *lock(&RUNS)).into();
+    Ok(ran)
+}
+
 /// As many workers as `number` says, which do not poll, so that each of their claims has a cause.
 async fn idle(task: &Task) -> Result<Value, Failure> {
     let mut workers = Vec::new();
@@ -229,6 +242,11 @@ async fn idle(task: &Task) -> Result<Value, Failure> {
     let mut ran = what_ran();
     ran["empty_claims"] = empty_claims.into();
     Ok(ran)
+}
+
+fn streamed(id: u64, queues: Option<u64>) -> RawJobSpec {
+    let queue = queues.map(|queues| format!("key {}", id % queues));
+    RawJobSpec { spec: JobSpec { queue_name: queue, ..JobSpec::default() }, ..trivial(id) }
 }
 
 fn trivial(id: u64) -> RawJobSpec {
@@ -339,6 +357,34 @@ impl TaskHandler for Timed {
         lock(&LATENCIES).push(latency);
         ended();
         timed_started();
+    }
+}
+
+/// A task that takes a while, and records each run. It ends early if it is cancelled.
+#[derive(Serialize, Deserialize)]
+struct Recorded {
+    #[serde(default)]
+    queue: i64,
+    /// How long it takes, if not as long as all others.
+    #[serde(default)]
+    ms: Option<u64>,
+}
+
+impl TaskHandler for Recorded {
+    const IDENTIFIER: &'static str = "recorded";
+
+    async fn run(self, ctx: WorkerContext) -> impl IntoTaskHandlerResult {
+        let began = unix_seconds();
+        let ms = self.ms.unwrap_or_else(|| RECORDED_MS.load(Ordering::Relaxed));
+        if ms > 0 {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(ms)) => {}
+                () = ctx.cancelled() => {}
+            }
+        }
+        let claimed = ctx.job().locked_at.map_or(0.0, |claimed| claimed.timestamp_micros() as f64 / 1e6);
+        lock(&RUNS).push(json!({ "claimed": claimed, "began": began, "ended": unix_seconds(), "queue": self.queue }));
+        ended();
     }
 }
 

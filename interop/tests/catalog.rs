@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 179] = [
+const OURS: [&str; 189] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -136,6 +136,7 @@ const OURS: [&str; 179] = [
     "function _rs_call_lanes",
     "function _rs_can_cancel",
     "function _rs_cancel_jobs",
+    "function _rs_check_new_lanes",
     "function _rs_claim_from_lanes",
     "function _rs_dead_workers",
     "function _rs_debounce",
@@ -168,6 +169,7 @@ const OURS: [&str; 179] = [
     "function _rs_lane_of_task",
     "function _rs_limit_of_queue",
     "function _rs_limit_problem",
+    "function _rs_lock_of_queue_limits",
     "function _rs_may_administer",
     "function _rs_name_bucket",
     "function _rs_next_job_id",
@@ -206,6 +208,7 @@ const OURS: [&str; 179] = [
     "index graphile_worker._rs_lane_calls_by_lane",
     "index graphile_worker._rs_lane_calls_pkey",
     "index graphile_worker._rs_lanes_due",
+    "index graphile_worker._rs_lanes_new",
     "index graphile_worker._rs_lanes_of_queues",
     "index graphile_worker._rs_lanes_of_tasks",
     "index graphile_worker._rs_lanes_open",

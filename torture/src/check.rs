@@ -1,5 +1,8 @@
 //! The invariants, judged from what was recorded. Pure: no file, no database, no clock is read here.
 
+mod limits;
+
+use crate::limits::{History, Limited};
 use crate::record::{Begin, Line, MILLISECOND, Nanos, Outcome, SECOND, Span};
 use crate::worker::{HEARTBEAT, LIMIT, LIMITED, REPEATABLE, SCRIPTED, THRESHOLD, fires_after};
 use chrono::{DateTime, Utc};
@@ -116,6 +119,8 @@ pub(crate) struct Load {
     pub(crate) outages: u64,
     /// Migrations that changed the schema.
     pub(crate) migrations: u64,
+    /// Changes of limits.
+    pub(crate) changes: History,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -154,6 +159,16 @@ pub(crate) struct Ended {
     pub(crate) left: Vec<i64>,
     pub(crate) locked: Vec<String>,
     pub(crate) dangling: Vec<String>,
+    /// Limited queues whose limit is not the one that they should have.
+    pub(crate) lanes: Vec<String>,
+    /// What filled all limits at the end; `None` without limits, or if the fleet did not drain.
+    pub(crate) probe: Option<Probe>,
+}
+
+/// Jobs that fill every limit.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    pub(crate) jobs: HashSet<i64>,
 }
 
 /// What the idle fleet did after the drain.
@@ -179,7 +194,7 @@ pub(crate) struct Verdict {
 pub(crate) fn check(evidence: &Evidence) -> Vec<Verdict> {
     let runs = runs(evidence);
     let outages = Outages::of(evidence);
-    vec![
+    let mut verdicts = vec![
         every_job_ran(evidence, &runs),
         no_job_overlaps(evidence, &runs, &outages),
         no_dead_worker_begins(evidence, &runs),
@@ -196,7 +211,9 @@ pub(crate) fn check(evidence: &Evidence) -> Vec<Verdict> {
         processes_stay(evidence),
         limits_hold(evidence, &runs),
         flags_hold(evidence, &runs),
-    ]
+    ];
+    verdicts.extend(limits::check(evidence, &runs, &outages));
+    verdicts
 }
 
 /// One call of a handler.
@@ -424,8 +441,10 @@ fn no_dead_worker_begins(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
 }
 
 fn no_queue_overlaps(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -> Verdict {
-    let (excused, pairs) = overlaps(runs, outages, |begin| begin.queue.clone());
-    let queued = runs.iter().filter(|run| run.begin.queue.is_some()).count();
+    // 12a checks the queues that run two jobs at a time.
+    let serial = |begin: &Begin| begin.queue.clone().filter(|_| limits::limited(begin) != Some(Limited::Pairs));
+    let (excused, pairs) = overlaps(runs, outages, serial);
+    let queued = runs.iter().filter(|run| serial(run.begin).is_some()).count();
     let zero = zero(evidence);
     let violations = pairs
         .iter()
@@ -739,26 +758,26 @@ pub(crate) fn shifted_clocks(evidence: &Evidence) -> (usize, Vec<u32>) {
 mod tests {
     use super::*;
 
-    const S: Nanos = SECOND;
+    pub(super) const S: Nanos = SECOND;
 
-    fn begin(at: Nanos, run: u64, job: i64) -> Begin {
+    pub(super) fn begin(at: Nanos, run: u64, job: i64) -> Begin {
         Begin { at, run, job, attempt: 1, worker: "w".to_owned(), task: "plain".to_owned(), ..Begin::default() }
     }
 
-    fn end(at: Nanos, run: u64) -> Line {
+    pub(super) fn end(at: Nanos, run: u64) -> Line {
         Line::End { at, run, outcome: Outcome::Ok }
     }
 
-    fn process(number: u32, lines: Vec<Line>) -> Process {
+    pub(super) fn process(number: u32, lines: Vec<Line>) -> Process {
         Process { number, slot: number as usize, lines, ..Process::default() }
     }
 
-    fn evidence(processes: Vec<Process>) -> Evidence {
+    pub(super) fn evidence(processes: Vec<Process>) -> Evidence {
         let ended = Ended { drained: Some(0), ..Ended::default() };
         Evidence { processes, ended, ..Evidence::default() }
     }
 
-    fn violations(evidence: &Evidence, name: &str) -> Vec<String> {
+    pub(super) fn violations(evidence: &Evidence, name: &str) -> Vec<String> {
         let verdicts = check(evidence);
         let verdict = verdicts.into_iter().find(|verdict| verdict.name.starts_with(name));
         verdict.expect("an invariant with this number").violations

@@ -41,10 +41,11 @@ pub(crate) enum Kind {
     Connections,
     WalFull,
     Pooler,
+    Limits,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 17] = [
+    pub(crate) const ALL: [Kind; 18] = [
         Kind::Kill,
         Kind::Term,
         Kind::Stop,
@@ -62,6 +63,7 @@ impl Kind {
         Kind::Connections,
         Kind::WalFull,
         Kind::Pooler,
+        Kind::Limits,
     ];
 
     /// Whether it is about the server as a whole. Only one of these at a time.
@@ -91,6 +93,9 @@ impl Kind {
             Kind::Connections => "uses up max_connections and closes connections of the workers meanwhile",
             Kind::WalFull => "fills the disk of the WAL (a small tmpfs; needs root and `unshare`)",
             Kind::Pooler => "stops PgBouncer, through which a worker connects, and starts it again (needs PgBouncer)",
+            Kind::Limits => {
+                "holds a change of a limit in an open transaction, then commits or rolls back; or pauses all workers"
+            }
         }
     }
 }
@@ -251,6 +256,10 @@ impl Faults {
                 self.server.restart_pooler(outage(random)).await?;
                 fleet.pooler_was_away(from);
             }
+            Kind::Limits => {
+                let length = milliseconds(random, 300..2000);
+                self.driver.hold_limit(random, length).await?;
+            }
         }
         Ok(true)
     }
@@ -301,14 +310,16 @@ impl Faults {
         }
     }
 
-    /// Not jobs of strict queues: a claim skips rows that another transaction has locked.
+    /// Not jobs of strict queues, under a limit or not: a claim skips rows that another transaction has locked.
     async fn lock_rows(&self, random: &mut fastrand::Rng) -> Result<(), Failure> {
         let mut connection = self.driver.connect().await?;
         let mut transaction = connection.begin().await?;
         sqlx::query(
             "select id from graphile_worker._private_jobs
-             where coalesce(job_queue_id, -1) not in (
-               select id from graphile_worker._private_job_queues where queue_name like 'strict-%'
+             where coalesce(job_queue_id, 0) not in (
+               select id from graphile_worker._private_job_queues where queue_name ~ 'strict-|row-'
+               union all
+               select id from graphile_worker._rs_lanes where queue_name like 'row-%'
              )
              order by md5(id::text || $1) limit 30 for update skip locked",
         )

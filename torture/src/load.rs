@@ -1,6 +1,8 @@
 //! The load: producers, keyed adds, an operator and a janitor that call the SQL API and `WorkerUtils` all the time, and
 //! remember what was acknowledged.
 
+mod limits;
+
 use crate::Failure;
 use crate::check::{AddedEvent, AddedJob, CallError, Load};
 use crate::record::{MILLISECOND, Nanos, lock, now};
@@ -39,6 +41,8 @@ pub(crate) enum Part {
     Operator,
     /// `cleanup` and `migrate`.
     Cleanup,
+    /// Limits across all workers, and jobs under them.
+    Limits,
 }
 
 pub(crate) struct Driver {
@@ -57,6 +61,8 @@ pub(crate) struct Driver {
     operated: Mutex<VecDeque<i64>>,
     /// Ids that an operator may only reschedule.
     movable: Mutex<VecDeque<i64>>,
+    /// Held while a limit is not as it is at the start: changes are made one after the other, so that their order is known.
+    changing: tokio::sync::Mutex<()>,
 }
 
 impl Driver {
@@ -80,6 +86,7 @@ impl Driver {
             scripts,
             operated: Mutex::default(),
             movable: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
         }))
     }
 
@@ -111,6 +118,10 @@ impl Driver {
         }
         if !without.contains(&Part::Cleanup) {
             tasks.spawn(self.clone().tidy(random.fork()));
+        }
+        if !without.contains(&Part::Limits) {
+            tasks.spawn(self.clone().add_limited(random.fork()));
+            tasks.spawn(self.clone().change_limits(random.fork()));
         }
         tasks
     }

@@ -8,13 +8,14 @@ mod faults;
 mod fleet;
 mod kept;
 mod lacking;
+mod limits;
 mod load;
 mod proxy;
 mod record;
 mod server;
 mod worker;
 
-use crate::check::{Cron, Ended, Evidence, Idle, Verdict};
+use crate::check::{Cron, Ended, Evidence, Idle, Probe, Verdict};
 use crate::faults::{Faults, Kind};
 use crate::fleet::{Fleet, Shape, Supplies};
 use crate::lacking::Skipped;
@@ -362,6 +363,10 @@ impl Run {
         })
         .await?;
         let cron_first = cron_time(self.cron_start, self.cron_started) + TimeDelta::minutes(1);
+        let with_limits = !arguments.without.contains(&Part::Limits);
+        if with_limits {
+            self.driver.set_limits().await;
+        }
 
         let (mut load, fault_random) = {
             let mut random = lock(&self.random);
@@ -386,17 +391,24 @@ impl Run {
             .await
             .is_ok()
             .then(|| now() - draining);
+        let probe = match drained {
+            Some(_) if with_limits => Some(self.driver.probe_limits().await?),
+            _ => None,
+        };
         let cron_last = cron_time(self.cron_start, self.cron_started) - TimeDelta::minutes(2);
         let idle = self.idle().await?;
         self.fleet.stop().await?;
         let cron = Cron { start: self.cron_start, started: self.cron_started, first: cron_first, last: cron_last };
-        self.evidence(drained, idle, cron).await
+        self.evidence(drained, probe, idle, cron).await
     }
 
     /// The faults to inflict: those that are wanted and not skipped.
     fn kinds(&self, arguments: &Arguments) -> Vec<Kind> {
         let mut kinds = arguments.faults.clone().unwrap_or_else(|| Kind::ALL.to_vec());
         kinds.retain(|kind| !self.skipped.iter().any(|skipped| skipped.what == name(*kind)));
+        if arguments.without.contains(&Part::Limits) {
+            kinds.retain(|kind| *kind != Kind::Limits);
+        }
         if self.fleet.ours() <= 1 {
             // No worker is behind PgBouncer.
             kinds.retain(|kind| *kind != Kind::Pooler);
@@ -523,7 +535,13 @@ impl Run {
         Ok(Idle { seconds, transactions: after - before, workers: self.fleet.len(), cpu })
     }
 
-    async fn evidence(&self, drained: Option<u64>, idle: Idle, cron: Cron) -> Result<Evidence, Failure> {
+    async fn evidence(
+        &self,
+        drained: Option<u64>,
+        probe: Option<Probe>,
+        idle: Idle,
+        cron: Cron,
+    ) -> Result<Evidence, Failure> {
         let pool = &self.driver.pool;
         let rows: Vec<(i64, bool, String)> = sqlx::query_as(
             "select jobs.id, jobs.is_available or jobs.locked_by is not null, format(
@@ -550,19 +568,34 @@ impl Run {
              where not exists (select from graphile_worker._private_tasks as tasks where tasks.id = jobs.task_id)
                 or job_queue_id is not null and not exists (
                   select from graphile_worker._private_job_queues as queues where queues.id = jobs.job_queue_id
+                  union all
+                  select from graphile_worker._rs_lanes as lanes where lanes.id = jobs.job_queue_id
                 )",
         )
         .fetch_all(pool)
         .await?;
+        let lanes = sqlx::query_scalar(
+            "select format('queue %s has the limit %s, expected %s', queue_name, limit_id, graphile_worker._rs_limit_of_queue(queue_name))
+             from graphile_worker._rs_lanes
+             where queue_name is not null and limit_id is distinct from graphile_worker._rs_limit_of_queue(queue_name)",
+        )
+        .fetch_all(pool)
+        .await?;
+        let load = self.driver.take();
+        for change in &load.changes.0 {
+            self.fleet.note("limit", serde_json::json!({ "called": change.called.at, "change": format!("{change:?}") }));
+        }
         Ok(Evidence {
             server_away: self.server.away(),
-            load: self.driver.take(),
+            load,
             ended: Ended {
                 drained,
                 left: rows.iter().filter(|(_, left, _)| *left).map(|(id, _, _)| *id).collect(),
                 rows: rows.into_iter().map(|(id, _, text)| (id, text)).collect(),
                 locked,
                 dangling,
+                lanes,
+                probe,
             },
             idle,
             cron: Some(cron),

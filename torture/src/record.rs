@@ -67,7 +67,7 @@ pub(crate) struct Begin {
     pub(crate) last_error: Option<String>,
     /// The queue that the job was added to.
     pub(crate) queue: Option<String>,
-    /// The queue that its row names.
+    /// The queue that its row names; negative if the job is under a limit.
     pub(crate) queue_id: Option<i32>,
     /// The position in the queue.
     pub(crate) seq: Option<u64>,
@@ -78,6 +78,9 @@ pub(crate) struct Begin {
     /// The flag that the job was added with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) flag: Option<String>,
+    /// When it was claimed, in microseconds since 1970 by the database's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) claimed: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

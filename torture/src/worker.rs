@@ -1,6 +1,7 @@
 //! A worker process: the public API of the library, with tasks that write down each of their runs.
 
 use crate::Failure;
+use crate::limits::{CAPPED, LINED, METERED};
 use crate::record::{Begin, Journal, Line, MILLISECOND, Nanos, Outcome, journal_path, now};
 use chrono::{DateTime, Utc};
 use graphile_worker::{
@@ -23,8 +24,10 @@ const POLL: Duration = Duration::from_secs(1);
 pub(crate) const CRON_SPEED: i64 = 12;
 
 /// The tasks. A payload is [`Payload`], for `keyed` an array of event numbers.
-pub(crate) const TASKS: [&str; 10] =
-    ["plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated", LIMITED, REPEATABLE];
+pub(crate) const TASKS: [&str; 13] = [
+    "plain", "queued", "slow", "failing", "fatal", "snoozing", "keyed", "operated", LIMITED, REPEATABLE, CAPPED,
+    METERED, LINED,
+];
 
 /// The task whose jobs may run twice, so that a worker runs them before it writes their claims.
 pub(crate) const REPEATABLE: &str = "repeatable";
@@ -229,6 +232,7 @@ impl Run {
             events: serde_json::from_value(payload.clone()).unwrap_or_default(),
             tick: payload["_cron"]["ts"].as_str().and_then(|tick| tick.parse().ok()),
             flag: ordinary.flag,
+            claimed: job.locked_at.map(|claimed| claimed.timestamp_micros()),
         }));
         Run { journal, number, outcome: Outcome::Dropped }
     }
@@ -249,7 +253,7 @@ async fn work(task: &'static str, payload: Value, ctx: WorkerContext, mut run: R
         None => tokio::time::sleep(Duration::from_millis(id.unsigned_abs() % 50)).await,
     }
     let (outcome, answer) = match task {
-        "failing" | REPEATABLE if attempt <= payload.fail_first.unwrap_or(0) => {
+        "failing" | REPEATABLE | CAPPED | METERED if attempt <= payload.fail_first.unwrap_or(0) => {
             let wait = Duration::from_millis(50 * id.unsigned_abs() % 400);
             (Outcome::Failed, Err(TaskError::retry_after(wait, "this attempt is meant to fail")))
         }

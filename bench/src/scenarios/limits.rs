@@ -1,5 +1,11 @@
 //! Limits: what draining jobs under a limit costs, what limits beside cost other jobs, and one claim under limits, depending on
-//! what else is in the table.
+//! what else is in the table. What limits promise is measured in files of their own: rates, fairness, and how fast a change is
+//! effective.
+
+mod changes;
+mod fairness;
+mod rate;
+mod slow;
 
 use super::{Bench, expect_jobs, figures, header, jobs_per_second, median};
 use crate::Failure;
@@ -15,6 +21,13 @@ use std::time::Instant;
 const JOBS: u64 = 200_000;
 const EXECUTIONS: usize = 30;
 const BATCHES: [i32; 2] = [1, 100];
+
+/// What one of the questions adds to the results.
+struct Part {
+    method: String,
+    rows: Vec<Vec<String>>,
+    goals: Vec<Goal>,
+}
 
 /// What limits there are while a backlog is drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,18 +111,22 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
             }
         }
     }
-    Ok(Section {
-        title: "Limits".to_owned(),
-        method:
-            "Drain: 200,000 trivial jobs, inserted and put under the limit before the clock starts, by one process \
+    let mut method =
+        "Drain: 200,000 trivial jobs, inserted and put under the limit before the clock starts, by one process \
                  with nothing set. Claim: the statement of a claim under limits in a transaction that is rolled back, \
                  over a connection with the worker's settings; the median of 30."
-                .to_owned(),
-        header: header(&["", ""]),
-        rows,
-        goals,
-        ..Section::default()
-    })
+            .to_owned();
+    for part in [
+        slow::measure(bench).await?,
+        rate::measure(bench).await?,
+        fairness::measure(bench).await?,
+        changes::measure(bench).await?,
+    ] {
+        method = format!("{method} {}", part.method);
+        rows.extend(part.rows);
+        goals.extend(part.goals);
+    }
+    Ok(Section { title: "Limits".to_owned(), method, header: header(&["", ""]), rows, goals, ..Section::default() })
 }
 
 async fn turn(bench: &Bench, drain: Drain) -> Result<(Outcome, String), Failure> {
@@ -125,7 +142,7 @@ async fn turn(bench: &Bench, drain: Drain) -> Result<(Outcome, String), Failure>
             }
             if let Some(limit) = drain.limit() {
                 database.run(limit).await?;
-                while database.count("select graphile_worker._rs_settle_lanes(100000)").await? > 0 {}
+                put_under_limits(database).await?;
             }
             Ok(())
         })
@@ -133,6 +150,12 @@ async fn turn(bench: &Bench, drain: Drain) -> Result<(Outcome, String), Failure>
     expect_jobs(Contestant::Ours, outcome.jobs, jobs)?;
     let summary = format!("{} jobs/s", count(jobs_per_second(&outcome)));
     Ok((outcome, summary))
+}
+
+/// Moves all waiting jobs under their limits.
+async fn put_under_limits(database: &Database) -> Result<(), Failure> {
+    while database.count("select graphile_worker._rs_settle_lanes(100000)").await? > 0 {}
+    Ok(())
 }
 
 /// The content of the table, beside 1,000 jobs in ten open lanes.

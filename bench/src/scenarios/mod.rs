@@ -12,6 +12,8 @@ mod heartbeats;
 mod idle_fleet;
 mod latency;
 mod limits;
+mod limits_churn;
+mod limits_kill;
 mod long_transaction;
 mod memory;
 mod payloads;
@@ -69,15 +71,24 @@ pub(crate) enum Scenario {
     Fleet,
     /// One job, or a burst, for 64 idle workers
     IdleFleet,
-    /// Draining and claiming jobs under limits
+    /// Jobs under limits: what they cost, and what they promise
     Limits,
+    /// Size of the tables of limits under a stream of jobs, for minutes (runs only if named)
+    LimitsChurn,
+    /// Limits while workers are killed and limits change, for ten minutes (runs only if named)
+    LimitsKill,
     /// Speed while a transaction elsewhere stays open for two minutes (runs only if named)
     LongTransaction,
 }
 
 impl Scenario {
     pub(crate) fn usual() -> Vec<Scenario> {
-        let takes_minutes = |scenario| matches!(scenario, Scenario::Churn | Scenario::LongTransaction);
+        let takes_minutes = |scenario| {
+            matches!(
+                scenario,
+                Scenario::Churn | Scenario::LongTransaction | Scenario::LimitsChurn | Scenario::LimitsKill
+            )
+        };
         Scenario::value_variants().iter().copied().filter(|scenario| !takes_minutes(*scenario)).collect()
     }
 
@@ -101,6 +112,8 @@ impl Scenario {
             Scenario::Fleet => fleet::measure(bench).await,
             Scenario::IdleFleet => idle_fleet::measure(bench).await,
             Scenario::Limits => limits::measure(bench).await,
+            Scenario::LimitsChurn => limits_churn::measure(bench).await,
+            Scenario::LimitsKill => limits_kill::measure(bench).await,
             Scenario::LongTransaction => long_transaction::measure(bench).await,
         }?;
         Ok(Section { order: self as usize, ..section })

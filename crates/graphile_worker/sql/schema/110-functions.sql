@@ -611,6 +611,8 @@ create or replace function :"schema".add_jobs(
 language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 set enable_seqscan = off
+-- Tables without an index for a query seem expensive then, and PostgreSQL would compile each query: 100 ms for a new limited queue.
+set jit = off
 as $$
 declare
   batch record;

@@ -72,7 +72,7 @@ begin
   if found then
     return lane;
   end if;
-  insert into _rs_lanes (queue_name, limit_id) values (name, _rs_limit_of_queue(name))
+  insert into _rs_lanes (queue_name, limit_id, is_new) values (name, _rs_limit_of_queue(name), true)
   on conflict do nothing returning id into lane;
   if not found then
     select id into lane from _rs_lanes where queue_name = name;
@@ -230,6 +230,34 @@ begin
 end
 $$;
 
+-- The advisory lock that a transaction holds, shared, while it sets or drops the limit of a queue.
+create or replace function :"schema"._rs_lock_of_queue_limits()
+returns bigint language sql stable
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+  select hashtextextended('graphile_worker limits of queues ' || '_rs_lanes'::regclass::oid, 0)
+$$;
+
+-- Gives new lanes the limits that they should have, once no transaction that sets or drops one can have missed them: a later one
+-- sees the lanes. Until then, each claim looks for itself. Waits for no other session; call it last, because it makes
+-- sessions that set limits of queues wait until the transaction ends.
+create or replace function :"schema"._rs_check_new_lanes()
+returns void language plpgsql as $$
+begin
+  if not exists (select from _rs_lanes where is_new) or not pg_try_advisory_xact_lock(_rs_lock_of_queue_limits()) then
+    return;
+  end if;
+  with unchecked as materialized (
+    select lanes.id, lanes.limit_id, _rs_limit_of_queue(lanes.queue_name) as expected_id
+    from _rs_lanes as lanes where lanes.is_new limit 1000 for no key update skip locked
+  ), checked as (
+    update _rs_lanes as lanes set limit_id = unchecked.expected_id, is_new = false
+    from unchecked where lanes.id = unchecked.id
+  )
+  insert into _rs_lane_calls (lane_id) select id from unchecked where limit_id is distinct from expected_id;
+end
+$$;
+
 -- Lets the lanes know a limit that was set, dropped, paused or resumed.
 create or replace function :"schema"._rs_apply_limit(changed :"schema"._rs_limits)
 returns void language plpgsql as $$
@@ -238,6 +266,8 @@ declare
   begins text := coalesce(changed.prefix, substr(changed.name, 7));
 begin
   if changed.name like 'queue:%' then
+    -- A lane that a transaction is about to create is not visible here. `_rs_check_new_lanes` waits for the end of both.
+    perform pg_advisory_xact_lock_shared(_rs_lock_of_queue_limits());
     update _rs_lanes as lanes set limit_id = _rs_limit_of_queue(lanes.queue_name)
     where lanes.queue_name is not null
       and left(lanes.queue_name, length(begins)) = begins
@@ -449,6 +479,7 @@ begin
     )
     for update skip locked
   ));
+  perform _rs_check_new_lanes();
   return moved;
 end
 $$;

@@ -297,6 +297,11 @@ begin
   end if;
   if cardinality(won) > 0 then
     delete from _rs_lane_calls where lane_id = any (won);
+    -- A limit may have been set or dropped while the lane was created: see `_rs_check_new_lanes`.
+    if exists (select from _rs_lanes where is_new) then
+      update _rs_lanes as lanes set limit_id = _rs_limit_of_queue(lanes.queue_name)
+      where lanes.id = any (won) and lanes.is_new and lanes.limit_id is distinct from _rs_limit_of_queue(lanes.queue_name);
+    end if;
     -- How many jobs it reads of each lane. If the others have fewer, it claims again.
     share := least(wanted, greatest(5, 2 * wanted / cardinality(won)));
     -- The limits that several lanes share.

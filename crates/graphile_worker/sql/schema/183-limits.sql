@@ -34,13 +34,15 @@ create unique index if not exists _rs_limits_of_tasks on :"schema"._rs_limits (t
 -- `turn` orders the lanes that wait: it grows with the time that the jobs of the lane take, divided by its weight. `ready_at` is
 -- when a claim has to look at the lane: '-infinity' if it has due jobs and room, 'infinity' if only an event can change
 -- something (a call, or room in the limit `waits_for`). `old_queue_id` is the queue that the lane replaces, as long as
--- that has jobs.
+-- that has jobs. `is_new` means that the transaction that created the lane may have overlapped one that set or dropped a limit, and
+-- that neither saw the other: `limit_id` has to be checked.
 create table if not exists :"schema"._rs_lanes (
   id int generated always as identity (increment by -1 start with -1 minvalue -2147483648 maxvalue -1) primary key,
   queue_name text,
   task_id int,
   limit_id int,
   old_queue_id int,
+  is_new boolean not null default false,
   turn float8 not null default 0,
   mean_ms float8 not null default 1,
   tat timestamptz,
@@ -52,6 +54,7 @@ create unique index if not exists _rs_lanes_of_tasks on :"schema"._rs_lanes (tas
 create index if not exists _rs_lanes_open on :"schema"._rs_lanes (turn) where ready_at operator(pg_catalog.=) '-infinity';
 create index if not exists _rs_lanes_due on :"schema"._rs_lanes (ready_at)
   where ready_at operator(pg_catalog.>) '-infinity' and ready_at operator(pg_catalog.<) 'infinity';
+create index if not exists _rs_lanes_new on :"schema"._rs_lanes (id) where is_new;
 create index if not exists _rs_lanes_waiting on :"schema"._rs_lanes (waits_for, turn) where waits_for is not null;
 
 -- A call says that something has changed in a lane: a job was added, or one has ended. A transaction only inserts calls,
@@ -82,5 +85,6 @@ comment on index :"schema"._rs_lanes_of_queues is 'Finds the lane of a queue.';
 comment on index :"schema"._rs_lanes_of_tasks is 'Finds the lane of a task.';
 comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs and room, in the order of their turns.';
 comment on index :"schema"._rs_lanes_due is 'For claims: lanes that have to be looked at later.';
+comment on index :"schema"._rs_lanes_new is 'Finds the lanes whose limit has to be checked.';
 comment on index :"schema"._rs_lanes_waiting is 'For claims: lanes that wait for room in a shared limit.';
 comment on index :"schema"._rs_lane_calls_by_lane is 'For claims: lanes in which something has changed.';

@@ -63,6 +63,8 @@ comment on function :"schema"._rs_lane_of_queue is 'Returns the lane of a queue,
 comment on function :"schema"._rs_lane_of_task is 'Returns the lane of a task with a limit, and creates it if needed.';
 comment on function :"schema"._rs_lane is 'Returns the lane of a new job, or null.';
 comment on function :"schema"._rs_call_lanes is 'Calls lanes, so that the next claim looks at them.';
+comment on function :"schema"._rs_lock_of_queue_limits is 'Returns the advisory lock of transactions that change limits of queues.';
+comment on function :"schema"._rs_check_new_lanes is 'Gives new lanes the limits that they should have.';
 comment on function :"schema"._rs_set_limit is 'Sets or replaces the limit of a task, a queue, a pattern or a group.';
 comment on function :"schema"._rs_apply_limit is 'Lets the lanes know that a limit has changed.';
 comment on function :"schema"._rs_drop_limit is 'Drops a limit.';

@@ -497,3 +497,55 @@ async fn a_lowered_limit_keeps_jobs_from_starting_that_were_claimed_ahead() {
     worker.stop().await;
     assert_eq!((gate.most(), db.value(kept).await), (1, json!(0)));
 }
+
+#[tokio::test]
+async fn a_queue_whose_first_job_is_added_while_its_limit_is_set_is_under_the_limit() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'task:t', concurrency => 10").await;
+    let mut adding = db.pool.begin().await.unwrap();
+    // The limit of the task puts the queue into a lane, which has no limit of its own yet.
+    let add = "select graphile_worker.add_job('t', '\"q\"', queue_name => 'tenant:1')";
+    sqlx::query(add).execute(&mut *adding).await.unwrap();
+    set_limit(&db, "'queue:tenant:*', concurrency => 2").await;
+    adding.commit().await.unwrap();
+    db.run("select graphile_worker.add_job('t', '\"q\"', queue_name => 'tenant:1') from generate_series(1, 50)").await;
+    let concurrency = Concurrency::default();
+    let worker = Started::new(counting(&db, &concurrency)).await;
+    until_no_job_is_left(&db).await;
+    worker.stop().await;
+    assert_eq!(concurrency.most("q"), 2);
+}
+
+#[tokio::test]
+async fn a_queue_whose_first_job_is_added_while_its_limit_is_dropped_and_set_again_is_under_the_limit() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'queue:tenant:*', concurrency => 1").await;
+    let mut adding = db.pool.begin().await.unwrap();
+    let add = "select graphile_worker.add_job('t', '\"q\"', queue_name => 'tenant:1')";
+    sqlx::query(add).execute(&mut *adding).await.unwrap();
+    db.run("select graphile_worker._rs_drop_limit('queue:tenant:*')").await;
+    let mut setting = db.pool.begin().await.unwrap();
+    let set = "select graphile_worker._rs_set_limit('queue:tenant:*', concurrency => 2)";
+    sqlx::query(set).execute(&mut *setting).await.unwrap();
+    adding.commit().await.unwrap();
+    // The limit is not committed, so the lane stays unchecked.
+    db.run("select graphile_worker._rs_settle_lanes()").await;
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_lanes where is_new").await, 1);
+    setting.commit().await.unwrap();
+    while db.value("select graphile_worker._rs_settle_lanes()").await != 0 {}
+    let right = "select count(*) from graphile_worker._rs_lanes as lanes
+        join graphile_worker._rs_limits as limits on limits.id = lanes.limit_id where not lanes.is_new";
+    assert_eq!(db.value(right).await, 1);
+}
+
+#[tokio::test]
+async fn a_function_that_turns_off_scans_of_tables_turns_off_compilation_too() {
+    let db = Db::installed().await;
+    // A scan that is needed all the same seems expensive then. Adding jobs to new limited queues took 100 ms for each.
+    let compiled = "select count(*) from pg_proc
+        where pronamespace = 'graphile_worker'::regnamespace
+          and 'enable_seqscan=off' = any (proconfig) and not 'jit=off' = any (proconfig)";
+    assert_eq!(db.value(compiled).await, 0);
+}
