@@ -6,6 +6,8 @@
 --  $16 how many jobs of each it may take, or null   $17 how many jobs it wants   $18 $19 $20 forbidden, accepted and allowed
 --  flags, or null   $21 what time it is, or null for the database's   $22 how many seconds old its heartbeat may be, null if it has
 --  none   $23 how many bytes of payloads it may take, about
+--  $24 which of the jobs given back have failed   $25 for how many seconds each of them closes a limit, null if it was not rate
+--  limited   $26 the name of that limit, or null   $27 $28 $29 jobs that their handlers have completed: lanes, tasks, locked_at
 --
 -- Returns the claimed jobs and one last row without an id, like `exchange.sql`. `seconds` is
 -- how long the worker may wait with the next claim, if nothing happens before.
@@ -14,7 +16,8 @@ select
   extract(epoch from claimed.next_at - coalesce($21::timestamptz, now()))::float8 as seconds
 from :"schema"._rs_report_of_lanes(
   $1::text, $2::bigint[], $3::timestamptz[], $4::bigint[], $5::timestamptz[], $6::text[], $7::float8[], $8::timestamptz[],
-  $9::int[], $10::text[], $11::text[], $12::int[], $21::timestamptz
+  $9::int[], $10::text[], $11::text[], $12::int[], $21::timestamptz, $24::boolean[], $25::float8[], $26::text[], $27::int[], $28::text[],
+  $29::timestamptz[]
 ) as report
 cross join lateral :"schema"._rs_claim_from_lanes(
   $1::text, report.ended_lanes, $13::int[], $14::float8[], $15::int[], $16::int[], $17::int, $18::text[], $19::text[],
