@@ -55,6 +55,41 @@ pub struct JobEventContext {
     pub will_retry: bool,
 }
 
+/// The context of events of a limit.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LimitEventContext {
+    /// The worker that noticed it.
+    pub worker_id: Arc<str>,
+    /// The full name of the limit, such as `task:send_email`; `all` for a pause of everything. For a queue under a pattern, the
+    /// name of the queue, such as `queue:tenant:7`.
+    pub limit: String,
+    /// Why no job of it starts, or started before [`LimitResumed`].
+    pub cause: LimitCause,
+    /// When jobs may start again; `None` if that is unknown.
+    pub until: Option<DateTime<Utc>>,
+}
+
+/// Why a limit lets no job start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LimitCause {
+    /// As many jobs run, or have started, as it allows.
+    Reached,
+    /// It was paused.
+    Paused {
+        /// The role that paused it.
+        by: Option<String>,
+    },
+    /// A job of it was [rate limited](crate::TaskError::rate_limited).
+    RateLimited,
+    /// Its [breaker](crate::Limit::breaker) has tripped.
+    Tripped {
+        /// How many jobs have failed in a row.
+        failures: i32,
+    },
+}
+
 /// The context of [`BeforeJobRun`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -252,6 +287,9 @@ events! {
     JobError: JobEventContext => ();
     /// A handler failed and the job will not be retried.
     JobFailed: JobEventContext => ();
+    /// The service behind a job asked for a break: the job runs again later, without an attempt. See
+    /// [`TaskError::rate_limited`](crate::TaskError::rate_limited).
+    JobRateLimited: JobEventContext => ();
     /// A job of this worker was cancelled: it has stopped, or will not start. [`WorkerUtils`](crate::WorkerUtils) with hooks
     /// emit it, too, for the waiting jobs that they cancel.
     JobCancelled: JobEventContext => ();
@@ -259,6 +297,15 @@ events! {
     JobExpired: JobEventContext => ();
     /// The outcome of a job is recorded in the database.
     JobComplete: JobEventContext => ();
+    /// Due jobs wait because a limit is reached. Emitted at most once a second for each limit, by each worker that has this hook.
+    LimitReached: LimitEventContext => ();
+    /// A limit was paused, or a job of it was rate limited, or this lasts longer. Emitted by each worker that has this hook.
+    LimitPaused: LimitEventContext => ();
+    /// The breaker of a limit has tripped, or again. Emitted by each worker that has this hook.
+    LimitTripped: LimitEventContext => ();
+    /// Jobs of a limit start again as usual: a pause or a closure is over, or a job has succeeded after the breaker had tripped.
+    /// Emitted by each worker that has this hook.
+    LimitResumed: LimitEventContext => ();
     /// A worker has registered and sends heartbeats.
     WorkerRegistered: WorkerEventContext => ();
     /// A heartbeat failed; the worker retries.
@@ -378,6 +425,11 @@ impl HookRegistry {
 
     pub(crate) fn has<E: Event>(&self) -> bool {
         !self.is_empty() && !self.handlers::<E>().is_empty()
+    }
+
+    /// Whether any hook wants to know when limits are paused, tripped or resumed.
+    pub(crate) fn follow_limits(&self) -> bool {
+        self.has::<LimitPaused>() || self.has::<LimitTripped>() || self.has::<LimitResumed>()
     }
 
     /// Calls all hooks of the event. Builds the context only if there are any.

@@ -124,8 +124,9 @@ pub use hooks::{
     AfterJobRun, BeforeJobRun, BeforeJobRunContext, BeforeJobSchedule, CronJobBackfilled, CronJobContext,
     CronJobScheduled, CronTick, CronTickContext, Event, FailureReason, FetchEmpty, FetchError, FetchStart,
     HookRegistry, HookResult, JobCancelled, JobComplete, JobError, JobEventContext, JobExpired, JobFailed,
-    JobInterrupted, JobInterruptedContext, JobQuarantined, JobRecovery, JobRecoveryContext, JobRecoveryResult,
-    JobScheduleResult, JobStart, JobSuccess, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob,
+    JobInterrupted, JobInterruptedContext, JobQuarantined, JobRateLimited, JobRecovery, JobRecoveryContext,
+    JobRecoveryResult, JobScheduleResult, JobStart, JobSuccess, LimitCause, LimitEventContext, LimitPaused,
+    LimitReached, LimitResumed, LimitTripped, ListenConnecting, ListenError, ListenSuccess, Plugin, ScheduledJob,
     ShutdownReason, WorkerEventContext, WorkerFatalError, WorkerHeartbeatMissed, WorkerRecovered,
     WorkerRecoveredContext, WorkerRegistered, WorkerShutdown, WorkerShutdownContext, WorkerStart, WorkerStop,
 };

@@ -49,6 +49,8 @@ pub struct Limit {
     weight: Option<f64>,
     cost: Option<u32>,
     group: Option<String>,
+    trip: Option<u32>,
+    trip_for: Option<Duration>,
 }
 
 impl Limit {
@@ -70,7 +72,17 @@ impl Limit {
 
     /// A limit by its full name: `task:NAME`, `queue:NAME`, `queue:PREFIX*` or `group:NAME`.
     pub fn named(name: impl Into<String>) -> Limit {
-        Limit { name: name.into(), concurrency: None, rate: None, burst: None, weight: None, cost: None, group: None }
+        Limit {
+            name: name.into(),
+            concurrency: None,
+            rate: None,
+            burst: None,
+            weight: None,
+            cost: None,
+            group: None,
+            trip: None,
+            trip_for: None,
+        }
     }
 
     /// The full name, such as `task:send_email`.
@@ -114,6 +126,26 @@ impl Limit {
     /// Makes the jobs count against the limit of a group, too. Set that limit first.
     pub fn in_group(mut self, name: &str) -> Limit {
         self.group = Some(name.to_owned());
+        self
+    }
+
+    /// Sets a circuit breaker (default: none): after this number of failures in a row, no job starts for this long. Then one job
+    /// at a time runs, until one succeeds.
+    pub fn breaker(self, failures: u32, pause: Duration) -> Limit {
+        self.trip(failures).trip_for(pause)
+    }
+
+    /// The first half of [`breaker`](Limit::breaker), for settings that are read one by one.
+    #[doc(hidden)]
+    pub fn trip(mut self, failures: u32) -> Limit {
+        self.trip = Some(failures);
+        self
+    }
+
+    /// The second half of [`breaker`](Limit::breaker).
+    #[doc(hidden)]
+    pub fn trip_for(mut self, pause: Duration) -> Limit {
+        self.trip_for = Some(pause);
         self
     }
 
@@ -173,8 +205,24 @@ impl Limit {
             format!("Cost {cost} needs a group: it is how much a job takes of the group's limit.")
         } else if self.group.is_some() && kind == "group" {
             "A group cannot be in another group.".to_owned()
-        } else if self.concurrency.is_none() && self.rate.is_none() && self.group.is_none() && self.weight.is_none() {
-            format!("Limit {name} needs a concurrency, a rate, a group or a weight.")
+        } else if self.trip == Some(0) {
+            "Trip must be at least 1 failure, got 0.".to_owned()
+        } else if let Some(failures) = self.trip.filter(|_| self.trip_for.is_none()) {
+            format!("Trip {failures} needs a pause: for how long no job starts after it, for example 1 minute.")
+        } else if let Some(pause) = self.trip_for.filter(|_| self.trip.is_none()) {
+            let pause = interval(pause);
+            format!("Pause {pause} needs a trip: the number of failures in a row after which it begins.")
+        } else if let Some(pause) = self.trip_for.filter(|pause| pause.as_micros() == 0) {
+            format!("Pause after a trip must be longer than 0, got {}.", interval(pause))
+        } else if let Some(pause) = self.trip_for.filter(|pause| *pause > LONGEST_PERIOD) {
+            format!("Pause after a trip must be at most 366 days, got {}.", interval(pause))
+        } else if self.concurrency.is_none()
+            && self.rate.is_none()
+            && self.group.is_none()
+            && self.weight.is_none()
+            && self.trip.is_none()
+        {
+            format!("Limit {name} needs a concurrency, a rate, a group, a weight or a breaker.")
         } else {
             return None;
         })
@@ -191,6 +239,8 @@ impl Limit {
             weight: self.weight.unwrap_or(1.0),
             cost: whole(self.cost.unwrap_or(1)),
             group: group.map(|group| format!("group:{group}")),
+            trip: self.trip.map(whole),
+            trip_seconds: self.trip_for.map(|pause| pause.as_micros() as f64 / 1e6),
         }
     }
 }
@@ -233,6 +283,8 @@ struct Settings {
     weight: f64,
     cost: i32,
     group: Option<String>,
+    trip: Option<i32>,
+    trip_seconds: Option<f64>,
 }
 
 impl Settings {
@@ -245,6 +297,8 @@ impl Settings {
             weight: row.try_get("weight")?,
             cost: row.try_get("cost")?,
             group: row.try_get("group_name")?,
+            trip: row.try_get("trip")?,
+            trip_seconds: row.try_get("trip_seconds")?,
         })
     }
 }
@@ -260,6 +314,9 @@ impl fmt::Display for Settings {
         parts.extend((self.weight != 1.0).then(|| format!("weight {}", self.weight)));
         parts.extend((self.cost != 1).then(|| format!("cost {}", self.cost)));
         parts.extend(self.group.clone());
+        if let Some((failures, seconds)) = self.trip.zip(self.trip_seconds) {
+            parts.push(format!("trips for {seconds} s after {failures} failures"));
+        }
         f.write_str(&parts.join(", "))
     }
 }
@@ -310,7 +367,8 @@ impl WorkerUtils {
         self.change_limit(LimitChange::Pause(name, Some(until)), |_| ()).await.map(drop)
     }
 
-    /// Ends a pause. Returns `false` if there is none with this name.
+    /// Ends a pause, a break after a [rate-limited](crate::TaskError::rate_limited) job, and resets a tripped
+    /// [breaker](Limit::breaker). Returns `false` if there is none with this name.
     pub async fn resume(&self, name: &str) -> Result<bool, Error> {
         self.change_limit(LimitChange::Resume(name), |_| ()).await
     }
@@ -353,7 +411,9 @@ impl WorkerUtils {
             .bind(limit.burst.map(whole))
             .bind(limit.weight)
             .bind(limit.cost.map(whole))
-            .bind(&limit.group);
+            .bind(&limit.group)
+            .bind(settings.trip)
+            .bind(settings.trip_seconds);
         self.fetch_one(query).await.map(drop).context(context).map_err(Error::of_limit)
     }
 

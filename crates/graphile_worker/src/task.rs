@@ -239,6 +239,8 @@ pub enum TaskOutcome {
 pub struct TaskError {
     pub(crate) message: String,
     pub(crate) retry: Retry,
+    /// The limit that a rate-limited job closes, if it named one.
+    pub(crate) limit: Option<String>,
 }
 
 /// When a failed job is retried.
@@ -249,6 +251,8 @@ pub(crate) enum Retry {
     JitteredBackoff,
     After(Duration),
     Never,
+    /// The job has not failed: it runs again after this delay, and its limit is closed until then.
+    RateLimited(Duration),
 }
 
 impl TaskError {
@@ -257,7 +261,7 @@ impl TaskError {
         let error = error.into();
         match error.downcast::<Carried>() {
             Ok(carried) => carried.0,
-            Err(error) => TaskError { message: display_chain(error.as_ref()), retry: Retry::Backoff },
+            Err(error) => TaskError { message: display_chain(error.as_ref()), retry: Retry::Backoff, limit: None },
         }
     }
 
@@ -275,6 +279,43 @@ impl TaskError {
     /// A permanent failure; not retried.
     pub fn permanent(error: impl Into<Box<dyn StdError + Send + Sync>>) -> TaskError {
         TaskError { retry: Retry::Never, ..TaskError::new(error) }
+    }
+
+    /// The service behind the task asked for a break, such as HTTP 429 with `Retry-After`. The job has not failed: it runs again
+    /// after this delay, and does not count an attempt. Until then, no worker starts a job of its limited queue, or, if it has no
+    /// limited queue, of its task, if that has a [limit](crate::Limit).
+    ///
+    /// ```
+    /// use graphile_worker::TaskError;
+    /// use std::time::Duration;
+    ///
+    /// fn checked(status: u16, retry_after: u64) -> Result<(), TaskError> {
+    ///     if status == 429 {
+    ///         return Err(TaskError::rate_limited(Duration::from_secs(retry_after)));
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # assert!(checked(429, 30).is_err());
+    /// ```
+    pub fn rate_limited(after: Duration) -> TaskError {
+        let message = format!("rate limited: runs again after {:?}", after.min(Duration::from_secs(u32::MAX.into())));
+        TaskError { message, retry: Retry::RateLimited(after), limit: None }
+    }
+
+    /// Like [`rate_limited`](TaskError::rate_limited), but no worker starts a job under this limit, such as `group:api`. If the
+    /// job is not under it, its own limit is closed.
+    pub fn rate_limited_in(limit: &str, after: Duration) -> TaskError {
+        TaskError { limit: Some(limit.to_owned()), ..TaskError::rate_limited(after) }
+    }
+
+    /// Which error decides about the retry of a batch: a failure, if there is one, otherwise the longest break.
+    fn of_items<'e>(errors: impl Iterator<Item = &'e TaskError>) -> Option<&'e TaskError> {
+        errors.reduce(|first, next| match (first.retry, next.retry) {
+            (Retry::RateLimited(wait), Retry::RateLimited(longer)) if longer > wait => next,
+            (Retry::RateLimited(_), Retry::RateLimited(_)) => first,
+            (Retry::RateLimited(_), _) => next,
+            _ => first,
+        })
     }
 }
 
@@ -416,7 +457,7 @@ impl TaskResult {
         }
         let failed: Vec<(&str, TaskError)> =
             items.iter().zip(results).filter_map(|(item, result)| Some((item.get(), result.err()?))).collect();
-        let Some((_, first)) = failed.first() else {
+        let Some(first) = TaskError::of_items(failed.iter().map(|(_, error)| error)) else {
             return Ok(TaskOutcome::Done).into();
         };
         let message = match failed.len() {
@@ -426,7 +467,7 @@ impl TaskResult {
         let remaining: Vec<&str> = failed.iter().map(|(item, _)| *item).collect();
         TaskResult {
             remaining: (remaining.len() < items.len()).then(|| format!("[{}]", remaining.join(","))),
-            ..TaskResult::from(Err(TaskError { message, retry: first.retry }))
+            ..TaskResult::from(Err(TaskError { message, ..first.clone() }))
         }
     }
 
@@ -575,7 +616,18 @@ mod tests {
             Err(TaskError::permanent("never"))?;
             Ok(())
         }
-        assert_eq!(result_of(inner()).unwrap_err(), TaskError { message: "never".to_owned(), retry: Retry::Never });
+        assert_eq!(result_of(inner()).unwrap_err(), TaskError::permanent("never"));
+    }
+
+    #[test]
+    fn a_batch_is_rate_limited_only_if_none_of_its_items_failed() {
+        let items: Vec<Box<RawValue>> = serde_json::from_str("[1, 2, 3]").expect("an array");
+        let retry = |results: Vec<Result<(), TaskError>>| {
+            TaskResult::of_batch(&items, BatchResult::Each(results)).result.unwrap_err().retry
+        };
+        let limited = |seconds| Err(TaskError::rate_limited(Duration::from_secs(seconds)));
+        assert_eq!(retry(vec![limited(1), Ok(()), limited(2)]), Retry::RateLimited(Duration::from_secs(2)));
+        assert_eq!(retry(vec![limited(1), Err(TaskError::permanent("x")), Ok(())]), Retry::Never);
     }
 
     #[test]

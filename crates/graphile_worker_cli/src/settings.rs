@@ -49,6 +49,15 @@ struct LimitTable {
     weight: Option<f64>,
     cost: Option<u32>,
     group: Option<String>,
+    trip: Option<u32>,
+    #[serde(default, deserialize_with = "duration")]
+    trip_for: Option<Duration>,
+}
+
+fn duration<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(value)?;
+    let wrong = |problem| serde::de::Error::custom(format!("trip_for is {text:?}, {problem}"));
+    arguments::duration(&text).map(Some).map_err(wrong)
 }
 
 fn rate<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<(u32, Duration)>, D::Error> {
@@ -77,6 +86,12 @@ impl LimitTable {
         }
         if let Some(group) = &self.group {
             limit = limit.in_group(group);
+        }
+        if let Some(failures) = self.trip {
+            limit = limit.trip(failures);
+        }
+        if let Some(pause) = self.trip_for {
+            limit = limit.trip_for(pause);
         }
         limit
     }
@@ -257,6 +272,10 @@ mod tests {
                 "line 3: rate is \"100\", expected a number and a period",
             ),
             ("[limits.\"task:t\"]\nconcurrency = -5", "line 2: concurrency is integer -5, expected a whole number"),
+            (
+                "[limits.\"task:t\"]\ntrip_for = \"soon\"",
+                "line 2: trip_for is \"soon\", expected a duration such as 90s",
+            ),
             ("[limits.\"task:t\"]\nspeed = 5", "line 2: unknown field `speed`"),
             ("\njobs = -1", "line 2: jobs is integer -1, expected a whole number (0 or more)"),
             ("\n\nconnection = postgres://u:secret@host/db", "line 3: "),

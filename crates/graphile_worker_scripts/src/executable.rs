@@ -163,7 +163,22 @@ fn ended(status: &ExitStatus, last_lines: &LastLines) -> Result<TaskOutcome, Tas
         (None, None) => "ended without an exit code or signal".to_owned(),
     };
     let last_lines = last_lines.text();
+    if let Some(error) = status.code().filter(|code| *code == TEMPORARY_FAILURE).and_then(|_| rate_limited(&last_lines))
+    {
+        return Err(error);
+    }
     Err(TaskError::new(if last_lines.is_empty() { how } else { format!("{how}:\n{last_lines}") }))
+}
+
+/// What the last line such as `Retry-After: 30` or `Retry-After: 30 group:api` asks for.
+fn rate_limited(last_lines: &str) -> Option<TaskError> {
+    let asked = last_lines.lines().rev().find_map(|line| line.trim().strip_prefix("Retry-After:"))?.trim();
+    let (seconds, limit) = asked.split_once(' ').unwrap_or((asked, ""));
+    let wait = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
+    Some(match limit.trim() {
+        "" => TaskError::rate_limited(wait),
+        limit => TaskError::rate_limited_in(limit, wait),
+    })
 }
 
 fn signal_name(signal: i32) -> &'static str {
@@ -182,6 +197,9 @@ fn signal_name(signal: i32) -> &'static str {
         _ => "",
     }
 }
+
+/// The exit code of a program that should be run again later (`EX_TEMPFAIL` of `sysexits.h`).
+const TEMPORARY_FAILURE: i32 = 75;
 
 /// Errors that may pass if the start is retried.
 const TRANSIENT_ERRORS: &[Errno] = &[Errno::AGAIN, Errno::NOMEM, Errno::TXTBSY, Errno::MFILE, Errno::NFILE];
@@ -238,4 +256,24 @@ fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut start = Vec::new();
     std::fs::File::open(path)?.take(512).read_to_end(&mut start)?;
     Ok(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_that_asks_for_a_break_counts() {
+        let wait = Duration::from_secs(30);
+        for (lines, error) in [
+            ("Retry-After: 30", Some(TaskError::rate_limited(wait))),
+            ("Retry-After: 1\n  Retry-After: 30 group:api \nbye", Some(TaskError::rate_limited_in("group:api", wait))),
+            ("Retry-After: soon", None),
+            ("Retry-After: -1", None),
+            ("it said Retry-After: 30", None),
+            ("", None),
+        ] {
+            assert_eq!(rate_limited(lines), error, "{lines:?}");
+        }
+    }
 }

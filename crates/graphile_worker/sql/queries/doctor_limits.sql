@@ -1,5 +1,5 @@
 -- What `doctor` has to know of limits, in one row: those that no job and no worker uses, the pauses without end that are older
--- than a day, and the sessions that listen for jobs under no name of ours: idle workers of Node's. A worker that does not publish
+-- than a day, the tripped breakers (of queues, 100 at most), and the sessions that listen for jobs under no name of ours: idle workers of Node's. A worker that does not publish
 -- its tasks may run any. Locks nothing; looks up a job of each limited task.
 with workers as materialized (
   select workers.worker_id, pg_catalog.to_jsonb(workers) -> 'tasks'::text as tasks from :"schema"._rs_workers as workers
@@ -33,6 +33,15 @@ select
     where limits.paused_until = 'infinity' and limits.paused_at < now() - interval '1 day'
     order by limits.name
   ) as long_paused,
+  array(
+    select limits.name from :"schema"._rs_limits as limits where limits.tripped_at is not null
+    union all
+    (
+      select 'queue:' || lanes.queue_name from :"schema"._rs_lanes as lanes
+      where lanes.closed_until is not null and lanes.tripped_at is not null limit 100
+    )
+    order by 1
+  ) as tripped,
   array(select limits.name from :"schema"._rs_limits as limits where not limits.is_dropped order by limits.name) as names,
   (
     select count(*) from pg_stat_activity

@@ -28,10 +28,17 @@ with counted as materialized (
   join by_lane on by_lane.lane_id = lanes.id
   join :"schema"._rs_limits as limits on limits.id = lanes.limit_id
   cross join lateral :"schema"._rs_room(
-    coalesce(limits.concurrency, 1), by_lane.running, limits.rate, limits.per, limits.burst, lanes.tat, limits.paused_until
+    case when lanes.tripped_at is null then coalesce(limits.concurrency, 1) else -1 end, by_lane.running,
+    limits.rate, limits.per, limits.burst, lanes.tat, greatest(limits.paused_until, lanes.closed_until)
   ) as room
   where by_lane.running + by_lane.waiting > 0
   group by lanes.limit_id
+), of_breakers as (
+  select
+    lanes.limit_id, max(lanes.failures) as failures, min(lanes.tripped_at) as tripped_at,
+    count(*) filter (where lanes.tripped_at is not null or lanes.closed_until > now()) as queues,
+    max(lanes.closed_until) filter (where lanes.closed_until > now()) as closed_until
+  from :"schema"._rs_lanes as lanes where lanes.limit_id is not null group by lanes.limit_id
 ), members as materialized (
   select
     limits.group_id, sum(limits.cost * coalesce(of_tasks.running, of_queues.running, 0))::bigint as running,
@@ -57,20 +64,30 @@ select
   coalesce(limits.paused_until > now(), false) as is_paused,
   case when limits.paused_until > now() then limits.paused_at end as paused_at,
   case when limits.paused_until > now() then nullif(limits.paused_until, 'infinity') end as paused_until,
-  case when limits.paused_until > now() then limits.paused_by end as paused_by
+  case when limits.paused_until > now() then limits.paused_by end as paused_by,
+  limits.trip, extract(epoch from limits.trip_for)::float8 as trip_seconds,
+  greatest(limits.failures, of_breakers.failures) as failures,
+  least(limits.tripped_at, of_breakers.tripped_at) as tripped_at,
+  greatest(case when limits.closed_until > now() then limits.closed_until end, of_breakers.closed_until) as closed_until,
+  case when limits.name like 'queue:%' then coalesce(of_breakers.queues, 0) end as closed_queues
 from :"schema"._rs_limits as limits
 left join :"schema"._rs_limits as groups on groups.id = limits.group_id
 left join of_tasks on of_tasks.task_id = limits.task_id
 left join of_queues on of_queues.limit_id = limits.id
 left join members on members.group_id = limits.id
+left join of_breakers on of_breakers.limit_id = limits.id
 cross join lateral (
   select
     coalesce(of_tasks.running, of_queues.running, members.running) as running,
     coalesce(of_tasks.waiting, of_queues.waiting, members.waiting) as waiting
 ) as used
 cross join lateral :"schema"._rs_room(
-  case when limits.name like 'queue:%' then coalesce(limits.concurrency, 1) else limits.concurrency end,
-  coalesce(used.running, 0), limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
+  case
+    when limits.tripped_at is not null then :"schema"._rs_probe(limits.id)
+    when limits.name like 'queue:%' then coalesce(limits.concurrency, 1)
+    else limits.concurrency
+  end,
+  coalesce(used.running, 0), limits.rate, limits.per, limits.burst, limits.tat, greatest(limits.paused_until, limits.closed_until)
 ) as own_room
 where not limits.is_dropped and (limits.name <> 'all' or limits.paused_until > now())
 order by limits.name;

@@ -36,26 +36,27 @@ with job as (
   -- Counted as a claim counts: see `_rs_claim_from_lanes`.
   select
     limits.name, limits.concurrency, limits.rate, limits.per, limits.burst, limits.tat,
-    limits.paused_at, limits.paused_until, limits.paused_by, 1 as cost,
-    (select sum(in_use.of_task) from in_use where in_use.task_id = limits.task_id) as in_use
+    limits.paused_at, limits.paused_until, limits.paused_by, limits.closed_until, limits.tripped_at, limits.failures,
+    1 as cost, (select sum(in_use.of_task) from in_use where in_use.task_id = limits.task_id) as in_use
   from own_limits as limits where limits.name not like 'queue:%'
   union all
   -- A queue without a limit is serial.
   select
     coalesce(limits.name, 'queue:' || lane.queue_name), coalesce(limits.concurrency, 1), limits.rate, limits.per, limits.burst,
-    lane.tat, limits.paused_at, limits.paused_until, limits.paused_by, 1,
+    lane.tat, limits.paused_at, limits.paused_until, limits.paused_by, lane.closed_until, lane.tripped_at, lane.failures, 1,
     (select sum(in_use.of_lane) from in_use where in_use.lane_id = lane.id)
   from lane left join own_limits as limits on limits.id = lane.limit_id
   where lane.queue_name is not null
   union all
   -- No worker has moved the job into a lane yet.
   select
-    limits.name, limits.concurrency, null, null, null, null, limits.paused_at, limits.paused_until, limits.paused_by, 1, null
+    limits.name, limits.concurrency, null, null, null, null, limits.paused_at, limits.paused_until, limits.paused_by,
+    null, null, null, 1, null
   from own_limits as limits where limits.name like 'queue:%' and not exists (select from lane)
   union all
   select
     groups.name, groups.concurrency, groups.rate, groups.per, groups.burst, groups.tat,
-    groups.paused_at, groups.paused_until, groups.paused_by,
+    groups.paused_at, groups.paused_until, groups.paused_by, groups.closed_until, groups.tripped_at, groups.failures,
     (select sum(limits.cost) from own_limits as limits where limits.group_id = groups.id)::int,
     (
       select sum(members.cost * case when members.task_id is null then in_use.of_lane else in_use.of_task end)
@@ -194,11 +195,16 @@ select
       'resumed_seconds', case when counted.paused_until > now() and counted.paused_until < 'infinity' then
         extract(epoch from counted.paused_until - now())::float8
       end,
-      'paused_by', counted.paused_by
+      'paused_by', counted.paused_by,
+      'closed_seconds', case when counted.closed_until > now() then
+        extract(epoch from counted.closed_until - now())::float8
+      end,
+      'tripped_seconds', extract(epoch from now() - counted.tripped_at)::float8,
+      'failures', counted.failures
     ) order by counted.name), '[]')::text
     from counted
     cross join lateral :"schema"._rs_room(
-      counted.concurrency, counted.in_use::bigint, counted.rate, counted.per, counted.burst, counted.tat, null
+      case when counted.tripped_at is null then counted.concurrency else -counted.cost end, counted.in_use::bigint, counted.rate, counted.per, counted.burst, counted.tat, null
     ) as room
   ) as limits,
   -- Node's workers, and all other sessions that listen for jobs in this database.

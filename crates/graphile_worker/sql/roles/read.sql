@@ -5,7 +5,7 @@ grant select on
   :"schema".jobs, :"schema".migrations, :"schema"._private_jobs, :"schema"._private_job_queues,
   :"schema"._private_tasks, :"schema"._private_known_crontabs, :"schema"._rs_additions, :"schema"._rs_workers,
   :"schema"._rs_recoveries, :"schema"._rs_crontab_items, :"schema"._rs_limits, :"schema"._rs_lanes,
-  :"schema"._rs_lane_calls, :"schema"._rs_slots, :"schema"._rs_cancellations, :"schema"._rs_expiries,
+  :"schema"._rs_lane_calls, :"schema"._rs_slots, :"schema"._rs_limit_outcomes, :"schema"._rs_cancellations, :"schema"._rs_expiries,
   :"schema"._rs_throttles
 to :"role";
 drop policy if exists :"read_policy" on :"schema"._private_jobs;
@@ -19,6 +19,7 @@ drop policy if exists :"read_policy" on :"schema"._rs_limits;
 drop policy if exists :"read_policy" on :"schema"._rs_lanes;
 drop policy if exists :"read_policy" on :"schema"._rs_lane_calls;
 drop policy if exists :"read_policy" on :"schema"._rs_slots;
+drop policy if exists :"read_policy" on :"schema"._rs_limit_outcomes;
 drop policy if exists :"read_policy" on :"schema"._rs_cancellations;
 drop policy if exists :"read_policy" on :"schema"._rs_expiries;
 drop policy if exists :"read_policy" on :"schema"._rs_throttles;
@@ -33,6 +34,7 @@ create policy :"read_policy" on :"schema"._rs_limits for select to :"role" using
 create policy :"read_policy" on :"schema"._rs_lanes for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_lane_calls for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_slots for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_limit_outcomes for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_cancellations for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_expiries for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_throttles for select to :"role" using (true);

@@ -5,7 +5,7 @@ grant select on :"schema".jobs, :"schema".migrations, :"schema"._rs_additions to
 grant select, insert, update, delete on
   :"schema"._private_jobs, :"schema"._private_job_queues, :"schema"._private_tasks,
   :"schema"._private_known_crontabs, :"schema"._rs_workers, :"schema"._rs_recoveries,
-  :"schema"._rs_crontab_items, :"schema"._rs_limits, :"schema"._rs_lanes, :"schema"._rs_lane_calls, :"schema"._rs_slots, :"schema"._rs_cancellations, :"schema"._rs_expiries,
+  :"schema"._rs_crontab_items, :"schema"._rs_limits, :"schema"._rs_lanes, :"schema"._rs_lane_calls, :"schema"._rs_slots, :"schema"._rs_limit_outcomes, :"schema"._rs_cancellations, :"schema"._rs_expiries,
   :"schema"._rs_throttles
 to :"role";
 grant execute on all functions in schema :"schema" to :"role";
@@ -28,6 +28,7 @@ drop policy if exists :"run_policy" on :"schema"._rs_limits;
 drop policy if exists :"run_policy" on :"schema"._rs_lanes;
 drop policy if exists :"run_policy" on :"schema"._rs_lane_calls;
 drop policy if exists :"run_policy" on :"schema"._rs_slots;
+drop policy if exists :"run_policy" on :"schema"._rs_limit_outcomes;
 drop policy if exists :"run_policy" on :"schema"._rs_cancellations;
 drop policy if exists :"run_policy" on :"schema"._rs_expiries;
 drop policy if exists :"run_policy" on :"schema"._rs_throttles;
@@ -42,6 +43,7 @@ create policy :"run_policy" on :"schema"._rs_limits to :"role" using (true) with
 create policy :"run_policy" on :"schema"._rs_lanes to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_lane_calls to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_slots to :"role" using (true) with check (true);
+create policy :"run_policy" on :"schema"._rs_limit_outcomes to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_cancellations to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_expiries to :"role" using (true) with check (true);
 create policy :"run_policy" on :"schema"._rs_throttles to :"role" using (true) with check (true);

@@ -4,7 +4,7 @@ set local search_path = pg_catalog, :"schema", pg_temp;
 
 -- Returns what is wrong with the settings of a limit as 'CODE message', or null.
 create or replace function :"schema"._rs_limit_problem(
-  name text, concurrency int, rate int, per interval, burst int, weight float8, cost int, group_name text
+  name text, concurrency int, rate int, per interval, burst int, weight float8, cost int, group_name text, trip int, trip_for interval
 ) returns text language sql stable
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
@@ -33,8 +33,15 @@ as $$
     when cost is not null and group_name is null then
       format('GWBLI Cost %s needs a group: it is how much a job takes of the group''s limit.', cost)
     when group_name is not null and name like 'group:%' then 'GWBLI A group cannot be in another group.'
-    when concurrency is null and rate is null and group_name is null and weight is null then
-      format('GWBLI Limit %s needs a concurrency, a rate, a group or a weight.', name)
+    when trip < 1 then format('GWBLI Trip must be at least 1 failure, got %s.', trip)
+    when trip is not null and trip_for is null then
+      format('GWBLI Trip %s needs a pause: for how long no job starts after it, for example 1 minute.', trip)
+    when trip is null and trip_for is not null then
+      format('GWBLI Pause %s needs a trip: the number of failures in a row after which it begins.', trip_for)
+    when trip_for <= '0' then format('GWBLI Pause after a trip must be longer than 0, got %s.', trip_for)
+    when trip_for > '366 days' then format('GWBLI Pause after a trip must be at most 366 days, got %s.', trip_for)
+    when concurrency is null and rate is null and group_name is null and weight is null and trip is null then
+      format('GWBLI Limit %s needs a concurrency, a rate, a group, a weight or a breaker.', name)
   end
 $$;
 
@@ -151,18 +158,21 @@ create or replace function :"schema"._rs_set_limit(
   burst int default null,
   weight float8 default null,
   cost int default null,
-  group_name text default null
+  group_name text default null,
+  trip int default null,
+  trip_for interval default null
 ) returns :"schema"._rs_limits language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
 #variable_conflict use_variable
 declare
-  problem text := _rs_limit_problem(name, concurrency, rate, per, burst, weight, cost, group_name);
+  problem text := _rs_limit_problem(name, concurrency, rate, per, burst, weight, cost, group_name, trip, trip_for);
   of_task int;
   of_group int;
   in_group _rs_limits;
   member _rs_limits;
   is_held boolean;
+  before _rs_limits;
   written _rs_limits;
 begin
   if problem is not null then
@@ -214,17 +224,25 @@ begin
     raise exception using errcode = 'GWBLI', message = format('There are 1000 limits already, so %s was not set.', name),
       hint = 'Set one limit for a pattern of queues, such as queue:tenant:*, and drop the limits that you no longer need.';
   end if;
-  insert into _rs_limits as limits (name, task_id, prefix, concurrency, rate, per, burst, weight, cost, group_id)
+  select * into before from _rs_limits as limits where limits.name = name for update;
+  insert into _rs_limits as limits (name, task_id, prefix, concurrency, rate, per, burst, weight, cost, group_id, trip, trip_for)
   values (
     name, of_task, case when name ~ '^queue:.*\*$' then substr(name, 7, length(name) - 7) end,
-    concurrency, rate, per, coalesce(burst, 1), coalesce(weight, 1), coalesce(cost, 1), of_group
+    concurrency, rate, per, coalesce(burst, 1), coalesce(weight, 1), coalesce(cost, 1), of_group,
+    trip, trip_for
   )
   on conflict on constraint _rs_limits_name_key do update set
     task_id = excluded.task_id, concurrency = excluded.concurrency, rate = excluded.rate, per = excluded.per,
     burst = excluded.burst, weight = excluded.weight, cost = excluded.cost, group_id = excluded.group_id,
     is_dropped = false,
-    tat = case when (limits.rate, limits.per) is not distinct from (excluded.rate, excluded.per) then limits.tat end
+    tat = case when (limits.rate, limits.per) is not distinct from (excluded.rate, excluded.per) then limits.tat end,
+    trip = excluded.trip, trip_for = excluded.trip_for
   returning * into written;
+  if (before.trip, before.trip_for) is distinct from (written.trip, written.trip_for) then
+    -- Another breaker begins to count anew.
+    perform _rs_open_limit(name, only_breakers => true);
+    select * into written from _rs_limits as limits where limits.id = written.id;
+  end if;
   perform _rs_apply_limit(written);
   return written;
 end
@@ -268,7 +286,9 @@ begin
   if changed.name like 'queue:%' then
     -- A lane that a transaction is about to create is not visible here. `_rs_check_new_lanes` waits for the end of both.
     perform pg_advisory_xact_lock_shared(_rs_lock_of_queue_limits());
-    update _rs_lanes as lanes set limit_id = _rs_limit_of_queue(lanes.queue_name)
+    update _rs_lanes as lanes set
+      limit_id = _rs_limit_of_queue(lanes.queue_name), failures = 0, tripped_at = null, counted_from = now(),
+      closed_until = case when lanes.tripped_at is null then lanes.closed_until end
     where lanes.queue_name is not null
       and left(lanes.queue_name, length(begins)) = begins
       and lanes.limit_id is distinct from _rs_limit_of_queue(lanes.queue_name);
@@ -312,7 +332,8 @@ begin
     -- Its lane needs it until it is empty.
     update _rs_limits as limits set
       is_dropped = true, concurrency = null, rate = null, per = null, group_id = null,
-      paused_until = null, paused_at = null, paused_by = null
+      paused_until = null, paused_at = null, paused_by = null,
+      trip = null, trip_for = null, closed_until = null, failures = 0, tripped_at = null
     where limits.id = dropped.id;
   end if;
   dropped.is_dropped := true;
@@ -329,7 +350,7 @@ set search_path = pg_catalog, :"schema", pg_temp
 as $$
 #variable_conflict use_variable
 declare
-  problem text := case when name is distinct from 'all' then _rs_limit_problem(name, 1, null, null, null, null, null, null) end;
+  problem text := case when name is distinct from 'all' then _rs_limit_problem(name, 1, null, null, null, null, null, null, null, null) end;
   paused _rs_limits;
 begin
   if problem is not null then
@@ -360,8 +381,58 @@ begin
 end
 $$;
 
--- Ends a pause. False if nothing with that name is paused. What was only a pause, without a limit, is dropped.
+-- Lets jobs start again: ends a pause, a closure and a tripped breaker. False if there is none with that name. What was only a
+-- pause, without a limit, is dropped.
 create or replace function :"schema"._rs_resume(name text default 'all')
+returns boolean language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  was_closed boolean := _rs_open_limit(name);
+  was_paused boolean := _rs_end_pause(name);
+begin
+  return was_closed or was_paused;
+end
+$$;
+
+-- Ends closures and tripped breakers: that of a limit, and those of its queues; or only of breakers. False if there is none.
+create or replace function :"schema"._rs_open_limit(name text, only_breakers boolean default false)
+returns boolean language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+#variable_conflict use_variable
+declare
+  opened_lanes int[];
+  is_opened boolean;
+begin
+  update _rs_limits as limits set closed_until = null, failures = 0, tripped_at = null, counted_from = now()
+  where limits.name = name and not limits.is_dropped
+    and (limits.tripped_at is not null or limits.failures > 0 or not only_breakers and limits.closed_until > now());
+  is_opened := found;
+  if name like 'queue:%' then
+    with opened as (
+      update _rs_lanes as lanes set closed_until = null, failures = 0, tripped_at = null, counted_from = now()
+      where (
+          lanes.queue_name = substr(name, 7)
+          or lanes.limit_id = (select limits.id from _rs_limits as limits where limits.name = name)
+        )
+        and (lanes.tripped_at is not null or lanes.failures > 0 or not only_breakers and lanes.closed_until > now())
+      returning lanes.id
+    )
+    select array_agg(opened.id) into opened_lanes from opened;
+    perform _rs_call_lanes(opened_lanes);
+    is_opened := is_opened or opened_lanes is not null;
+  end if;
+  if is_opened then
+    perform _rs_notify_limits();
+    perform _rs_notify_jobs(1);
+  end if;
+  return is_opened;
+end
+$$;
+
+-- Ends a pause. False if nothing with that name is paused. What was only a pause, without a limit, is dropped.
+create or replace function :"schema"._rs_end_pause(name text)
 returns boolean language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
@@ -379,8 +450,8 @@ begin
   update _rs_limits as limits set paused_until = null, paused_at = null, paused_by = null
   where limits.name = name
   returning * into resumed;
-  if (resumed.concurrency, resumed.rate, resumed.group_id) is not distinct from (null, null, null) and resumed.weight = 1
-    and name not like 'group:%'
+  if (resumed.concurrency, resumed.rate, resumed.group_id, resumed.trip) is not distinct from (null, null, null, null)
+    and resumed.weight = 1 and name not like 'group:%'
   then
     perform _rs_drop_limit(name);
   else
@@ -407,7 +478,7 @@ begin
     return 0;
   end if;
   -- What was only a pause, without a limit, needs no lanes once it is over.
-  perform _rs_resume(limits.name) from _rs_limits as limits where limits.paused_until <= now();
+  perform _rs_end_pause(limits.name) from _rs_limits as limits where limits.paused_until <= now();
   for limited in
     select limits.id, limits.task_id from _rs_limits as limits where limits.task_id is not null and not limits.is_dropped
   loop
@@ -480,6 +551,11 @@ begin
     for update skip locked
   ));
   perform _rs_check_new_lanes();
+  -- What claims have left, because another session had locked the lane or the limit; and what is about none that exists.
+  perform _rs_apply_outcomes();
+  delete from _rs_limit_outcomes as outcomes
+  where not exists (select from _rs_lanes as lanes where lanes.id = outcomes.lane_id)
+    and not exists (select from _rs_limits as limits where limits.id = outcomes.limit_id);
   return moved;
 end
 $$;

@@ -2,7 +2,8 @@
 -- are set: see 116-limit-functions.sql. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- How many more jobs a limit allows now, and if none, when that changes with time.
+-- How many more jobs a limit allows now, and if none, when that changes with time. A negative concurrency is that of a breaker
+-- that has tripped: as much at once, and only if nothing runs.
 create or replace function :"schema"._rs_room(
   concurrency int, in_use bigint, rate int, per interval, burst int, tat timestamptz, paused_until timestamptz
 ) returns table (n int, next_at timestamptz) language sql stable rows 1 as $$
@@ -18,7 +19,10 @@ create or replace function :"schema"._rs_room(
       $7 as paused_until,
       $6 as tat,
       rates.tolerance,
-      case when $1 is not null then greatest($1::float8 - coalesce($2, 0)::float8, 0::float8) end as slots,
+      case
+        when $1 < 0 then case when $2 > 0 then 0::float8 else -$1::float8 end
+        when $1 is not null then greatest($1::float8 - coalesce($2, 0)::float8, 0::float8)
+      end as slots,
       case
         when rates.step is not null then greatest(
           floor(
@@ -56,12 +60,16 @@ as $$
   left join _rs_slots as held on held.lane_id = counted.lane_id and held.worker_id = counted.worker_id
 $$;
 
--- Reports the jobs of lanes that have ended: the same rules as in exchange.sql, which explains them. Returns the lanes in which
+-- Reports the jobs of lanes that have ended: the same rules as in exchange.sql, which explains them. `have_failed`,
+-- `closed_for` and `closes` belong to `back_ids`: see `_rs_note_outcomes`. `completed_…` are the jobs whose handlers have deleted
+-- their rows. Returns the lanes in which
 -- jobs have ended, the jobs that other transactions have locked, and those that the worker no longer holds.
 create or replace function :"schema"._rs_report_of_lanes(
   worker text, done_ids bigint[], done_at timestamptz[],
   back_ids bigint[], back_at timestamptz[], errors text[], seconds float8[], run_ats timestamptz[], attempts_by int[],
-  payloads text[], keys text[], attempts_before_claim int[], local_time timestamptz
+  payloads text[], keys text[], attempts_before_claim int[], local_time timestamptz,
+  have_failed boolean[], closed_for float8[], closes text[],
+  completed_lanes int[], completed_tasks text[], completed_at timestamptz[]
 ) returns table (ended_lanes int[], blocked_jobs bigint[], rejected_jobs bigint[]) language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
@@ -69,8 +77,11 @@ declare
   done_now bigint[];
   back_now bigint[];
 begin
+  perform _rs_note_outcomes(
+    worker, done_ids, done_at, back_ids, back_at, have_failed, closed_for, closes, completed_lanes, completed_tasks, completed_at
+  );
   if cardinality(done_ids) + cardinality(back_ids) = 0 then
-    return query select '{}'::int[], '{}'::bigint[], '{}'::bigint[];
+    return query select completed_lanes, '{}'::bigint[], '{}'::bigint[];
     return;
   end if;
   with done as materialized (
@@ -129,6 +140,7 @@ begin
     )
     select array_agg(id), ended_lanes || coalesce(array_agg(distinct job_queue_id), '{}') into back_now, ended_lanes from back;
   end if;
+  ended_lanes := ended_lanes || completed_lanes;
   blocked_jobs := '{}';
   rejected_jobs := '{}';
   if coalesce(cardinality(done_now), 0) + coalesce(cardinality(back_now), 0) < cardinality(done_ids) + cardinality(back_ids) then
@@ -171,7 +183,7 @@ $$;
 -- The worker starts no more jobs of the lane than it has slots. It alone lowers their number (`kept_lanes`, `kept_slots`), and a claim
 -- that has locked the lane raises it, up to `most_slots`. How many jobs are claimed ahead depends on how long a job of the lane
 -- takes, and how long those that are running have taken so far (`kept_ms`): as many as run within `ahead_ms`. Not if the lane has
--- a rate or is in a group: then each claimed job counts.
+-- a rate, is in a group, or is closed: then each claimed job counts.
 --
 -- `task_rooms` is how many more jobs of each task the worker may take, null for any number. `run_lanes` and `run_ms` say how
 -- long the reported jobs took. Returns the claimed jobs, and one last row without an id: the time of the claim, whether it was
@@ -243,12 +255,12 @@ begin
     from waited
     join _rs_limits as limits on limits.id = any (array[waited.waits_for])
     cross join lateral _rs_room(
-      limits.concurrency,
+      case when limits.tripped_at is null then limits.concurrency else _rs_probe(limits.id) end,
       case
         when limits.task_id is not null then (select sum(of_task) from in_use where in_use.task_id = limits.task_id)
         else (select slots from groups_in_use where groups_in_use.group_id = limits.id)
       end::bigint,
-      limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
+      limits.rate, limits.per, limits.burst, limits.tat, greatest(limits.paused_until, limits.closed_until)
     ) as room
   ), called as (
     (select lane_id, 1 as n from _rs_lane_calls order by lane_id limit 1)
@@ -325,6 +337,7 @@ begin
       select limits.id from _rs_limits as limits where limits.id = any (needed) order by limits.id
       for no key update skip locked
     );
+    perform _rs_apply_outcomes();
     return query
       with recursive in_use as materialized (
         select * from _rs_slots_in_use()
@@ -354,11 +367,18 @@ begin
       ), shared_rooms as materialized (
         select
           limits.id, limits.task_id, limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, limits.tat, room.n, room.next_at,
-          greatest(shared_use.slots - limits.concurrency, 0) as excess
+          greatest(shared_use.slots - limits.concurrency, 0) as excess,
+          limits.tripped_at is null and coalesce(greatest(limits.paused_until, limits.closed_until) <= now(), true) as is_open
         from shared_use
         join _rs_limits as limits on limits.id = any (array[shared_use.id])
         cross join lateral _rs_room(
-          limits.concurrency, shared_use.slots, limits.rate, limits.per, limits.burst, limits.tat, limits.paused_until
+          case
+            when limits.tripped_at is null then limits.concurrency
+            -- The outcome of the last probe decides whether there is another one.
+            when exists (select from _rs_limit_outcomes as outcomes where outcomes.limit_id = limits.id) then 0
+            else _rs_probe(limits.id)
+          end,
+          shared_use.slots, limits.rate, limits.per, limits.burst, limits.tat, greatest(limits.paused_until, limits.closed_until)
         ) as room
       ), base as (
         select coalesce((select turn from _rs_lanes where ready_at = '-infinity' order by turn limit 1), 0) as turn
@@ -377,8 +397,10 @@ begin
           -- Whether the jobs of the lane need nothing else than a slot of it. Then a worker may claim more jobs than it has slots.
           case
             when lanes.old_queue_id is not null then false
-            when lanes.task_id is null then limits.rate is null and limits.group_id is null
-            else shared_rooms.rate is null and shared_rooms.group_id is null
+            when lanes.task_id is null then
+              limits.rate is null and limits.group_id is null and lanes.tripped_at is null
+              and coalesce(greatest(limits.paused_until, lanes.closed_until) <= now(), true)
+            else shared_rooms.rate is null and shared_rooms.group_id is null and shared_rooms.is_open
           end as is_plain,
           case when lanes.old_queue_id is not null then 0 else least(room.n, shared_rooms.n) end as room,
           case when lanes.old_queue_id is not null then at_time + interval '100 milliseconds' else room.next_at end as next_at
@@ -391,8 +413,13 @@ begin
         ) as runs on runs.lane_id = lanes.id
         left join unnest(kept_lanes, kept_ms) as kept (lane_id, ms) on kept.lane_id = lanes.id
         cross join lateral _rs_room(
-          case when lanes.task_id is null then coalesce(limits.concurrency, 1) end, coalesce(lanes_in_use.slots, 0),
-          limits.rate, limits.per, limits.burst, lanes.tat, limits.paused_until
+          case
+            when lanes.task_id is not null then null
+            when lanes.tripped_at is null then coalesce(limits.concurrency, 1)
+            when exists (select from _rs_limit_outcomes as outcomes where outcomes.lane_id = lanes.id) then 0
+            else -1
+          end,
+          coalesce(lanes_in_use.slots, 0), limits.rate, limits.per, limits.burst, lanes.tat, greatest(limits.paused_until, lanes.closed_until)
         ) as room
         -- The second condition always holds, and the planner takes it for one that few rows meet. With the product of many
         -- unknown numbers, it would expect billions of rows, and prepare each join by hash for that.
@@ -600,7 +627,9 @@ begin
         left join stopped on stopped.lane_id = own.id
       ), written as (
         update _rs_lanes as lanes
-        set tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for
+        set
+          tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for,
+          started_at = case when lanes.tat is distinct from states.tat then now() else lanes.started_at end
         from states where lanes.id = any (array[states.id])
           and (lanes.tat, lanes.turn, lanes.ready_at, lanes.waits_for) is distinct from (states.tat, states.turn, states.ready_at, states.waits_for)
       ), slots as materialized (
@@ -626,7 +655,7 @@ begin
         ) as costs where limit_id is not null group by limit_id
       ), rated as (
         update _rs_limits as limits
-        set tat = greatest(limits.tat, now()) + used.cost * (limits.per / limits.rate)
+        set tat = greatest(limits.tat, now()) + used.cost * (limits.per / limits.rate), started_at = now()
         from used where limits.id = any (array[used.limit_id]) and limits.rate is not null
       ),
       -- Lanes that have become open and that this worker leaves to others: jobs of tasks that it does not run.

@@ -9,8 +9,10 @@
 -- one, has a lane instead of a row. A queue's lane without a limit of its own is serial, as every named queue is.
 
 -- `name` is 'task:…', 'queue:…', 'queue:…*', 'group:…' or 'all'. `prefix` is what the queues of a pattern begin with. `tat`
--- is the state of the rate: the time at which the next start would be due if all starts had been evenly spaced. For queues, it
--- is in the lane.
+-- is the state of the rate: the time at which the next start would be due if all starts had been evenly spaced. `started_at` is
+-- when a job last took a token of it. Nothing starts before `closed_until`: a job was rate limited, or the breaker has tripped.
+-- `trip` and `trip_for` are the breaker, `failures` how many jobs have failed in a row, `tripped_at` since when it has
+-- tripped. Jobs that were claimed before `counted_from` no longer count. For queues, this state is in the lane.
 create table if not exists :"schema"._rs_limits (
   id int generated always as identity primary key,
   name text not null unique,
@@ -27,9 +29,17 @@ create table if not exists :"schema"._rs_limits (
   paused_until timestamptz,
   paused_by text,
   is_dropped boolean not null default false,
-  tat timestamptz
+  tat timestamptz,
+  started_at timestamptz,
+  trip int check (trip >= 1),
+  trip_for interval check (trip_for > '0'),
+  closed_until timestamptz,
+  failures int not null default 0,
+  tripped_at timestamptz,
+  counted_from timestamptz
 ) with (fillfactor = 50);
 create unique index if not exists _rs_limits_of_tasks on :"schema"._rs_limits (task_id) where task_id is not null;
+create index if not exists _rs_limits_with_breakers on :"schema"._rs_limits (id) where trip is not null;
 
 -- `turn` orders the lanes that wait: it grows with the time that the jobs of the lane take, divided by its weight. `ready_at` is
 -- when a claim has to look at the lane: '-infinity' if it has due jobs and room, 'infinity' if only an event can change
@@ -47,7 +57,12 @@ create table if not exists :"schema"._rs_lanes (
   mean_ms float8 not null default 1,
   tat timestamptz,
   ready_at timestamptz not null default 'infinity',
-  waits_for int
+  waits_for int,
+  started_at timestamptz,
+  closed_until timestamptz,
+  failures int not null default 0,
+  tripped_at timestamptz,
+  counted_from timestamptz
 ) with (fillfactor = 50);
 create unique index if not exists _rs_lanes_of_queues on :"schema"._rs_lanes (queue_name) where queue_name is not null;
 create unique index if not exists _rs_lanes_of_tasks on :"schema"._rs_lanes (task_id) where task_id is not null;
@@ -55,6 +70,7 @@ create index if not exists _rs_lanes_open on :"schema"._rs_lanes (turn) where re
 create index if not exists _rs_lanes_due on :"schema"._rs_lanes (ready_at)
   where ready_at operator(pg_catalog.>) '-infinity' and ready_at operator(pg_catalog.<) 'infinity';
 create index if not exists _rs_lanes_new on :"schema"._rs_lanes (id) where is_new;
+create index if not exists _rs_lanes_closed on :"schema"._rs_lanes (closed_until) where closed_until is not null;
 create index if not exists _rs_lanes_waiting on :"schema"._rs_lanes (waits_for, turn) where waits_for is not null;
 
 -- A call says that something has changed in a lane: a job was added, or one has ended. A transaction only inserts calls,
@@ -74,6 +90,23 @@ create table if not exists :"schema"._rs_slots (
   primary key (lane_id, worker_id)
 ) with (fillfactor = 50);
 
+-- What ended jobs mean for a breaker or a rate, until a session that has locked the lane or the limit applies it
+-- (`_rs_apply_outcomes`). One row for each lane or limit and each time of a claim. Reports only insert, so none waits for another
+-- session. `has_succeeded` outweighs the failures beside it. `tokens` go back to the rate.
+create table if not exists :"schema"._rs_limit_outcomes (
+  id bigint generated always as identity primary key,
+  lane_id int,
+  limit_id int,
+  claimed_at timestamptz not null,
+  has_succeeded boolean not null,
+  failures int not null,
+  tokens int not null,
+  closed_until timestamptz
+);
+create index if not exists _rs_limit_outcomes_of_lanes on :"schema"._rs_limit_outcomes (lane_id) where lane_id is not null;
+create index if not exists _rs_limit_outcomes_of_limits on :"schema"._rs_limit_outcomes (limit_id) where limit_id is not null;
+
+alter table :"schema"._rs_limit_outcomes enable row level security;
 alter table :"schema"._rs_limits enable row level security;
 alter table :"schema"._rs_lanes enable row level security;
 alter table :"schema"._rs_lane_calls enable row level security;
@@ -81,6 +114,10 @@ alter table :"schema"._rs_slots enable row level security;
 
 comment on index :"schema"._rs_limits_name_key is 'Finds a limit by its name.';
 comment on index :"schema"._rs_limits_of_tasks is 'Finds the limit of a task.';
+comment on index :"schema"._rs_limits_with_breakers is 'For reports: whether outcomes count.';
+comment on index :"schema"._rs_lanes_closed is 'For workers: queues that are closed for a while.';
+comment on index :"schema"._rs_limit_outcomes_of_lanes is 'For claims: outcomes that count for a lane.';
+comment on index :"schema"._rs_limit_outcomes_of_limits is 'For claims: outcomes that count for a limit.';
 comment on index :"schema"._rs_lanes_of_queues is 'Finds the lane of a queue.';
 comment on index :"schema"._rs_lanes_of_tasks is 'Finds the lane of a task.';
 comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs and room, in the order of their turns.';

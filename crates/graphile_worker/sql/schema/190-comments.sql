@@ -56,6 +56,14 @@ comment on table :"schema"._rs_limits is 'The limits of tasks, queues and groups
 comment on table :"schema"._rs_lanes is 'The lanes: the jobs of a task or a queue that has a limit.';
 comment on table :"schema"._rs_lane_calls is 'Lanes in which something has changed since the last claim.';
 comment on table :"schema"._rs_slots is 'How many slots a worker has in a lane of which it has claimed more jobs.';
+comment on table :"schema"._rs_limit_outcomes is 'Outcomes of jobs that breakers and rates have not counted yet.';
+comment on function :"schema"._rs_limits_of_job is 'Returns the limits that a job is under.';
+comment on function :"schema"._rs_probe is 'Returns the concurrency of a limit whose breaker lets one job through at a time.';
+comment on function :"schema"._rs_note_outcomes is 'Notes what the jobs of a report mean for their limits.';
+comment on function :"schema"._rs_apply_outcomes is 'Closes limits, and trips and resets breakers.';
+comment on function :"schema"._rs_state_after_outcomes is 'Returns the state of a limit after the outcomes of its jobs.';
+comment on function :"schema"._rs_open_limit is 'Ends closures and resets breakers.';
+comment on function :"schema"._rs_end_pause is 'Ends a pause.';
 comment on function :"schema"._rs_limit_problem is 'Returns what is wrong with the settings of a limit, or null.';
 comment on function :"schema"._rs_notify_limits is 'Notifies the workers that limits have changed.';
 comment on function :"schema"._rs_limit_of_queue is 'Returns the limit of a queue: its own, or that of the longest pattern.';
@@ -69,7 +77,7 @@ comment on function :"schema"._rs_set_limit is 'Sets or replaces the limit of a 
 comment on function :"schema"._rs_apply_limit is 'Lets the lanes know that a limit has changed.';
 comment on function :"schema"._rs_drop_limit is 'Drops a limit.';
 comment on function :"schema"._rs_pause is 'Starts no more jobs of a task, a queue, a pattern, a group, or at all.';
-comment on function :"schema"._rs_resume is 'Ends a pause.';
+comment on function :"schema"._rs_resume is 'Ends a pause, a closure and a tripped breaker.';
 comment on function :"schema"._rs_settle_lanes is 'Moves waiting jobs into lanes, and out of those that are no longer needed.';
 comment on function :"schema"._rs_drain_old_queue is 'Lets a lane begin once the queue that it replaces is empty.';
 comment on function :"schema"._rs_dissolve_lane is 'Moves the jobs of a lane without a limit back, and deletes it.';

@@ -185,6 +185,7 @@ struct Limits {
     unused: Vec<String>,
     /// Pauses without an end that are older than a day.
     long_paused: Vec<String>,
+    tripped: Vec<String>,
     /// Sessions that listen for jobs under no name of ours.
     listeners: i64,
 }
@@ -337,6 +338,7 @@ fn limits(row: &PgRow) -> sqlx::Result<Limits> {
         all: texts(row, "names")?,
         unused: texts(row, "unused")?,
         long_paused: texts(row, "long_paused")?,
+        tripped: texts(row, "tripped")?,
         listeners: row.try_get("listeners")?,
     })
 }
@@ -394,6 +396,7 @@ fn judge(facts: &Facts) -> Vec<DoctorCheck> {
             checks.extend([workers(jobs), lag(jobs), stale_locks(jobs), failed_jobs(jobs)]);
             checks.push(limit_use(&jobs.limits, &facts.schema));
             checks.push(pauses(&jobs.limits, &facts.schema));
+            checks.push(breakers(&jobs.limits, &facts.schema));
             checks.extend(workers_of_limited_jobs(jobs));
         }
     }
@@ -890,6 +893,15 @@ fn pauses(limits: &Limits, schema: &str) -> DoctorCheck {
     DoctorCheck::advice("pauses", found, advice)
 }
 
+fn breakers(limits: &Limits, schema: &str) -> DoctorCheck {
+    if limits.tripped.is_empty() {
+        return DoctorCheck::ok("breakers", "none tripped".to_owned());
+    }
+    let program = program(schema);
+    let advice = format!("See `{program} limit list`; to start jobs at once, run `{program} resume NAME`.");
+    DoctorCheck::advice("breakers", format!("tripped: {}", some_of(&limits.tripped)), advice)
+}
+
 /// Whether workers are there that run jobs under limits, and whether others never will. `None` without limits.
 fn workers_of_limited_jobs(jobs: &Jobs) -> Option<DoctorCheck> {
     let name = "limited_jobs";
@@ -1049,14 +1061,16 @@ mod tests {
     #[test]
     fn limits_that_nothing_uses_and_old_pauses_get_advice() {
         let names = |count: usize| (0..count).map(|n| format!("task:{n}")).collect::<Vec<_>>();
-        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), listeners: 0 };
+        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), tripped: names(1), listeners: 0 };
         let unused = limit_use(&limits, "graphile_worker");
         assert_eq!(unused.found, "9; no job and no worker uses task:0, task:1, task:2, task:3, task:4, …");
         assert_eq!(level(unused), DoctorLevel::Advice);
         assert_eq!(level(pauses(&limits, "graphile_worker")), DoctorLevel::Advice);
+        assert_eq!(level(breakers(&limits, "graphile_worker")), DoctorLevel::Advice);
         for fine in [Limits::default(), Limits { all: names(1), ..Limits::default() }] {
             assert_eq!(level(limit_use(&fine, "graphile_worker")), DoctorLevel::Ok);
             assert_eq!(level(pauses(&fine, "graphile_worker")), DoctorLevel::Ok);
+            assert_eq!(level(breakers(&fine, "graphile_worker")), DoctorLevel::Ok);
         }
     }
 

@@ -73,6 +73,11 @@ struct SeenLimit {
     /// When the pause ends.
     resumed_seconds: Option<f64>,
     paused_by: Option<String>,
+    /// When it is open again.
+    closed_seconds: Option<f64>,
+    /// Since when its breaker has been tripped.
+    tripped_seconds: Option<f64>,
+    failures: Option<i64>,
 }
 
 impl SeenLimit {
@@ -85,10 +90,23 @@ impl SeenLimit {
         })
     }
 
+    fn closed(&self) -> Option<WhyReason> {
+        Some(WhyReason::LimitClosed {
+            limit: self.name.clone(),
+            resumed_after: self.closed_seconds?,
+            tripped_seconds: self.tripped_seconds,
+            failures: self.failures.unwrap_or_default(),
+        })
+    }
+
     /// Whether the job has to wait for others to end, or for the rate.
     fn reached(&self) -> Option<WhyReason> {
-        if self.paused_seconds.is_some() || self.room.is_none_or(|room| room >= self.cost) {
+        let is_stopped = self.paused_seconds.is_some() || self.closed_seconds.is_some();
+        if is_stopped || self.room.is_none_or(|room| room >= self.cost) {
             return None;
+        }
+        if let Some(tripped_seconds) = self.tripped_seconds.filter(|_| self.in_use > 0) {
+            return Some(WhyReason::BehindProbe { limit: self.name.clone(), tripped_seconds });
         }
         let lacks_slots = self.concurrency.is_some_and(|concurrency| self.in_use + self.cost > concurrency);
         Some(WhyReason::LimitReached {
@@ -431,7 +449,7 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         return vec![WhyReason::AttemptsUsedUp { attempts, max_attempts: job.max_attempts, last_error }];
     }
     let mut reasons = Vec::new();
-    let pauses = facts.limits.iter().filter_map(SeenLimit::pause);
+    let pauses = facts.limits.iter().flat_map(|limit| limit.pause().into_iter().chain(limit.closed()));
     if job.state != JobState::Ready {
         reasons.push(WhyReason::NotDue { run_at: job.run_at, seconds: -since(job.run_at), attempts, last_error });
         reasons.extend(pauses);
@@ -967,6 +985,34 @@ mod tests {
             job.run_at = now() + TimeDelta::minutes(90);
         });
         assert!(later[0].starts_with("It is not due yet") && later[1].starts_with("All jobs are paused"), "{later:?}");
+    }
+
+    #[test]
+    fn a_job_whose_limit_is_closed() {
+        let closed = SeenLimit {
+            name: "task:t".to_owned(),
+            cost: 1,
+            room: Some(0),
+            closed_seconds: Some(30.0),
+            ..SeenLimit::default()
+        };
+        let (said, fix) = limited(closed.clone());
+        assert_eq!(said, ["The task \"t\" starts no jobs for 30s more, because a job of it was rate limited."]);
+        assert_eq!(fix, "To start jobs now: graphile-worker resume task:t");
+        let tripped = SeenLimit { tripped_seconds: Some(120.0), failures: Some(5), ..closed };
+        let (said, _) = limited(tripped.clone());
+        assert_eq!(
+            said,
+            ["The breaker of the task \"t\" tripped 2m ago: 5 jobs failed in a row. No job starts for 30s more."]
+        );
+        let (said, fix) = limited(SeenLimit { closed_seconds: None, in_use: 1, ..tripped });
+        assert_eq!(
+            said,
+            [
+                "The breaker of the task \"t\" tripped 2m ago. One job at a time runs until one succeeds, and one is running."
+            ]
+        );
+        assert_eq!(fix, "To start jobs now: graphile-worker resume task:t");
     }
 
     #[test]

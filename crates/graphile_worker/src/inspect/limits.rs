@@ -48,6 +48,19 @@ pub struct LimitSummary {
     pub paused_until: Option<DateTime<Utc>>,
     /// The role that paused it.
     pub paused_by: Option<String>,
+    /// How many failures in a row trip its breaker.
+    pub trip: Option<i32>,
+    /// For how many seconds no job starts then.
+    pub trip_seconds: Option<f64>,
+    /// How many jobs have failed in a row, if it has a breaker. For a pattern: in the queue where that is most.
+    pub failures: i32,
+    /// Since when its breaker has been tripped; for a pattern, that of a queue. From `closed_until` on, one job at a time runs.
+    pub tripped_at: Option<DateTime<Utc>>,
+    /// When jobs may start again, if none may because its breaker has tripped or a job was rate limited. For a pattern: the
+    /// latest of its queues.
+    pub closed_until: Option<DateTime<Utc>>,
+    /// For a queue or a pattern: number of queues that are closed, or whose breakers are tripped.
+    pub closed_queues: Option<i64>,
 }
 
 impl WorkerUtils {
@@ -77,5 +90,11 @@ fn limit(row: &PgRow) -> sqlx::Result<LimitSummary> {
         paused_at: optional_time(row, "paused_at")?,
         paused_until: optional_time(row, "paused_until")?,
         paused_by: optional_text(row, "paused_by")?,
+        trip: row.try_get("trip")?,
+        trip_seconds: row.try_get("trip_seconds")?,
+        failures: row.try_get("failures")?,
+        tripped_at: optional_time(row, "tripped_at")?,
+        closed_until: optional_time(row, "closed_until")?,
+        closed_queues: row.try_get("closed_queues")?,
     })
 }

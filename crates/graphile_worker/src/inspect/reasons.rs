@@ -252,6 +252,24 @@ pub enum WhyReason {
         /// The role that paused it.
         by: Option<String>,
     },
+    /// A limit lets no job start for a while: a job was rate limited, or its breaker has tripped.
+    LimitClosed {
+        /// Its name, such as `task:send_email`.
+        limit: String,
+        /// Seconds until jobs may start again.
+        resumed_after: f64,
+        /// Seconds since its breaker tripped, if that is why.
+        tripped_seconds: Option<f64>,
+        /// How many jobs have failed in a row.
+        failures: i64,
+    },
+    /// The breaker of a limit has tripped and lets one job through at a time, which runs now.
+    BehindProbe {
+        /// Its name, such as `task:send_email`.
+        limit: String,
+        /// Seconds since its breaker tripped.
+        tripped_seconds: f64,
+    },
     /// A limit lets no more jobs start now.
     LimitReached {
         /// Its name, such as `task:send_email`. A queue without a limit of its own is serial.
@@ -406,6 +424,14 @@ impl fmt::Display for WhyReason {
             WhyReason::Paused { limit, seconds, resumed_after, by } => {
                 paused(f, limit, *seconds, *resumed_after, by.as_deref())
             }
+            WhyReason::LimitClosed { limit, resumed_after, tripped_seconds, failures } => {
+                closed(f, limit, *resumed_after, *tripped_seconds, *failures)
+            }
+            WhyReason::BehindProbe { limit, tripped_seconds } => {
+                let tripped = format_duration(*tripped_seconds);
+                write!(f, "The breaker of {} tripped {tripped} ago. ", named(limit))?;
+                write!(f, "One job at a time runs until one succeeds, and one is running.")
+            }
             WhyReason::LimitReached { limit, concurrency, in_use, cost, rate, per_seconds, next_after } => {
                 match (concurrency, rate) {
                     (Some(concurrency), _) => slots_used(f, limit, *concurrency, *in_use, *cost),
@@ -507,6 +533,34 @@ fn paused(
     }
     let (by, it) = (by.unwrap_or("unknown"), if are_many { "them" } else { "it" });
     write!(f, "; role {by} paused {it} {} ago.", format_duration(seconds))
+}
+
+fn closed(
+    f: &mut fmt::Formatter<'_>,
+    limit: &str,
+    resumed_after: f64,
+    tripped_seconds: Option<f64>,
+    failures: i64,
+) -> fmt::Result {
+    let (limit, after) = (named(limit), format_duration(resumed_after));
+    match tripped_seconds.map(format_duration) {
+        None => {
+            write!(f, "{} starts no jobs for {after} more, because a job of it was rate limited.", capital(&limit))
+        }
+        Some(tripped) => {
+            let failed = if failures == 1 { "1 job".to_owned() } else { format!("{failures} jobs") };
+            write!(f, "The breaker of {limit} tripped {tripped} ago: {failed} failed in a row. ")?;
+            write!(f, "No job starts for {after} more.")
+        }
+    }
+}
+
+/// The limit in words, such as `the task "t"`.
+fn named(limit: &str) -> String {
+    match limit.split_once(':') {
+        Some((kind, name)) => format!("the {kind} {name:?}"),
+        None => limit.to_owned(),
+    }
 }
 
 fn slots_used(f: &mut fmt::Formatter<'_>, limit: &str, concurrency: i64, in_use: i64, cost: i64) -> fmt::Result {
@@ -711,6 +765,9 @@ pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String
         | WhyReason::RowLocked { holder }
         | WhyReason::QueueRowLocked { holder, .. } => Some(holder.fix()),
         WhyReason::Paused { limit, .. } => Some(format!("To resume: {program} resume {}", shell_word(limit))),
+        WhyReason::LimitClosed { limit, .. } | WhyReason::BehindProbe { limit, .. } => {
+            Some(format!("To start jobs now: {program} resume {}", shell_word(limit)))
+        }
         WhyReason::LimitReached { .. } => Some(format!("To see limits and their use: {program} limit list")),
         WhyReason::OnlyNodesWorkers { .. } => Some(format!("Start a worker: {program}")),
         WhyReason::NoWorkers { .. } => Some(format!("Start a worker: {program}")),

@@ -83,6 +83,7 @@ pub(crate) mod files {
     pub(crate) const LIMIT_FUNCTIONS: &str = include_str!("../../sql/schema/116-limit-functions.sql");
     pub(crate) const LIMITED_EXCHANGE_FUNCTIONS: &str =
         include_str!("../../sql/schema/117-limited-exchange-functions.sql");
+    pub(crate) const LIMIT_OUTCOME_FUNCTIONS: &str = include_str!("../../sql/schema/118-limit-outcome-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
     pub(crate) const DEBOUNCE_FUNCTIONS: &str = include_str!("../../sql/schema/115-debounce-functions.sql");
     pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");

@@ -19,6 +19,13 @@ pub(crate) enum Outcome {
     /// Done, and already recorded by the handler's own transaction.
     CompletedByHandler,
     Snoozed(TaskOutcome),
+    /// The service behind the task asked for a break.
+    RateLimited {
+        error: TaskError,
+        wait: Duration,
+        /// The payload of the items of a batch that still have to run.
+        remaining: Option<String>,
+    },
     /// The run ended through no fault of the job: it is released, and the attempt does not count.
     Released,
     /// The job did not start, because it had expired at this time.
@@ -85,7 +92,10 @@ fn outcome(answer: TaskResult, completed_by_handler: bool) -> Outcome {
         _ if answer.is_released => Outcome::Released,
         Ok(TaskOutcome::Done) => Outcome::Done,
         Ok(snooze) => Outcome::Snoozed(snooze),
-        Err(error) => Outcome::Failed { error, remaining: answer.remaining },
+        Err(error) => match error.retry {
+            Retry::RateLimited(wait) => Outcome::RateLimited { error, wait, remaining: answer.remaining },
+            _ => Outcome::Failed { error, remaining: answer.remaining },
+        },
     }
 }
 
@@ -118,9 +128,9 @@ fn stopped(why: MustEnd, last_output: &str) -> Result<TaskOutcome, TaskError> {
         MustEnd::Cancelled => "cancelled by force".to_owned(),
     };
     let message = if last_output.is_empty() { why } else { format!("{why}:\n{last_output}") };
-    Err(TaskError { message, retry: Retry::Backoff })
+    Err(TaskError { message, retry: Retry::Backoff, limit: None })
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Result<TaskOutcome, TaskError> {
-    Err(TaskError { message: format!("panicked: {}", panic_message(panic)), retry: Retry::Backoff })
+    Err(TaskError { message: format!("panicked: {}", panic_message(panic)), retry: Retry::Backoff, limit: None })
 }

@@ -4,13 +4,18 @@
 
 use super::claim_size::CLAIM_BYTES;
 use super::exchange::{Claimed, Exchange, LATEST_RUN, OPTIONAL_QUERY_TIMEOUT, attempts, seconds, time};
-use super::limits::Limits;
+use super::limits::{LimitState, LimitStates, Limits, StateKind};
 use super::report::{Answer, ClaimRequest, Report};
 use super::settle::{Settlement, Unlock};
 use crate::Error;
+use crate::db::rows::{optional_time, text};
 use crate::error::Context;
 use crate::job::Job;
-use sqlx::{PgConnection, Row};
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tracing::debug;
@@ -63,6 +68,7 @@ impl Exchange {
             .bind(report.kept_slots.iter().map(|kept| kept.longest_run.as_secs_f64() * 1e3).collect::<Vec<_>>())
             .bind(whole(request.most_slots))
             .bind(request.ahead.as_secs_f64() * 1e3);
+        let query = bind_outcomes(query, report);
         let Claimed { jobs, about, .. } = self.claim(query, connection).await.context(context)?;
         let answer = || -> sqlx::Result<Answer> {
             let seconds: Option<f64> = about.try_get("seconds")?;
@@ -83,10 +89,12 @@ impl Exchange {
         answer().context(context)
     }
 
-    /// Reads the limits.
+    /// Reads the limits; with their states, if hooks want them.
     pub(super) async fn limits(&mut self) -> Option<Limits> {
+        let wants_states = self.shared.hooks.follow_limits();
         let connection = self.connection.as_mut()?;
-        let query = self.session.fetch_one(connection, self.statements.limits.query().persistent(false));
+        let query = self.statements.limits.query().persistent(false).bind(wants_states);
+        let query = self.session.fetch_one(connection, query);
         let Ok(row) = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await else {
             // The answer may arrive when another one is expected.
             self.connection = None;
@@ -96,13 +104,18 @@ impl Exchange {
             let is_paused: bool = row.try_get("all_paused")?;
             let seconds: Option<f64> = row.try_get("seconds")?;
             let pause = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+            let after = |seconds: f64| Instant::now().checked_add(Duration::try_from_secs_f64(seconds.max(0.0)).ok()?);
             let limited_tasks: HashSet<i32> = row.try_get::<Vec<i32>, _>("limited_tasks")?.into_iter().collect();
             Ok(Limits {
                 any_exist: row.try_get("any_exist")?,
                 all_paused_until: is_paused.then(|| Instant::now() + pause.unwrap_or(LATEST_RUN)),
                 paused_queues: row.try_get::<Vec<i32>, _>("paused_queues")?.into_iter().collect(),
+                have_breakers: row.try_get("have_breakers")?,
+                paused_tasks: row.try_get::<Vec<String>, _>("paused_tasks")?.into_iter().collect(),
                 limited_tasks,
                 settings: row.try_get::<Option<_>, _>("settings")?.unwrap_or_default(),
+                states: states(row.try_get("states")?)?,
+                next_change: row.try_get::<Option<f64>, _>("next_change")?.and_then(after),
             })
         });
         match read {
@@ -115,6 +128,21 @@ impl Exchange {
                 None
             }
         }
+    }
+
+    /// The limits because of which due jobs wait, and when the next one may start, if that is known.
+    pub(super) async fn reached_limits(&mut self) -> Option<Vec<(String, Option<DateTime<Utc>>)>> {
+        let connection = self.connection.as_mut()?;
+        let query = self.session.fetch_all(connection, self.statements.reached_limits.query().persistent(false));
+        let Ok(rows) = tokio::time::timeout(OPTIONAL_QUERY_TIMEOUT, query).await else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return None;
+        };
+        let reached = |row: &PgRow| Ok((text(row, "name")?, optional_time(row, "next_at")?));
+        rows.and_then(|rows| rows.iter().map(reached).collect())
+            .inspect_err(|error| debug!(label = "worker", %error, "could not read which limits are reached; retrying"))
+            .ok()
     }
 
     /// Puts waiting jobs where the limits want them.
@@ -131,6 +159,43 @@ impl Exchange {
 
 fn whole(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// The states of limits, as `limits.sql` returns them.
+fn states(json: &str) -> sqlx::Result<LimitStates> {
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        state: StateKind,
+        until: Option<DateTime<Utc>>,
+        by: Option<String>,
+        failures: Option<i32>,
+    }
+    let rows: Vec<Row> = serde_json::from_str(json).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    let state = |row: Row| {
+        let state = LimitState { until: row.until, by: row.by, failures: row.failures.unwrap_or_default() };
+        ((row.name, row.state), state)
+    };
+    Ok(rows.into_iter().map(state).collect())
+}
+
+/// What the outcomes mean for the limits of the jobs: see `_rs_note_outcomes`.
+fn bind_outcomes<'q>(query: Query<'q, Postgres, PgArguments>, report: &'q Report) -> Query<'q, Postgres, PgArguments> {
+    let given_back = || report.ended.iter().map(|ended| &ended.settlement).filter(|ended| ended.unlock().is_some());
+    let closed_for = |ended: &Settlement| ended.closed_for().map(|wait| wait.min(LATEST_RUN).as_secs_f64());
+    let completed: Vec<&Job> = report
+        .ended
+        .iter()
+        .filter(|ended| ended.settlement == Settlement::CompletedByHandler)
+        .map(|ended| &*ended.job)
+        .collect();
+    query
+        .bind(given_back().map(Settlement::has_failed).collect::<Vec<_>>())
+        .bind(given_back().map(closed_for).collect::<Vec<_>>())
+        .bind(given_back().map(Settlement::closes).collect::<Vec<_>>())
+        .bind(completed.iter().map(|job| job.job_queue_id).collect::<Vec<_>>())
+        .bind(completed.iter().map(|job| &*job.task_identifier).collect::<Vec<_>>())
+        .bind(completed.iter().map(|job| job.locked_at).collect::<Vec<_>>())
 }
 
 /// How many milliseconds a job of each limited queue took on average.

@@ -6,12 +6,16 @@
 
 use super::exchange::Exchange;
 use super::inflight::{CancelledClaim, Inflight};
+use super::limits::{LimitStates, StateChange, changes};
 use super::listener::{Listener, ShutdownNotice};
+use super::report::{Ended, Report};
 use crate::context::Cancelled;
 use crate::db::rows::{self, time};
+use crate::hooks::{HookRegistry, LimitReached};
 use crate::job::Job;
 use crate::retry::jittered;
 use crate::schema::upgrade::notice_in_ledgers;
+use chrono::{DateTime, Utc};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 use std::time::{Duration, Instant};
@@ -28,6 +32,12 @@ const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How often a worker reads the limits, besides when it is notified of a change.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long after the end of a pause a worker reads the limits, so that the database agrees that it is over.
+const CHANGE_DELAY: Duration = Duration::from_millis(10);
+
+/// How often a worker reads which limits are reached, if a hook wants to know.
+const REACHED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a worker puts waiting jobs where the limits want them, if there are limits.
 const SETTLE_INTERVAL: Duration = Duration::from_secs(2);
@@ -55,6 +65,11 @@ pub(super) struct Maintenance {
     count_at: Instant,
     limits_at: Instant,
     settle_at: Option<Instant>,
+    /// Whether a limit has a breaker.
+    have_breakers: bool,
+    /// The states of limits when they were last read.
+    limit_states: Option<LimitStates>,
+    reached_at: Instant,
     has_warned_of_blocked: bool,
 }
 
@@ -72,6 +87,9 @@ impl Maintenance {
             count_at: now,
             limits_at: now,
             settle_at: None,
+            have_breakers: false,
+            limit_states: None,
+            reached_at: now,
             has_warned_of_blocked: false,
         }
     }
@@ -167,12 +185,26 @@ impl Maintenance {
     }
 
     /// Reads the limits if they may have changed, and puts waiting jobs where they want them.
-    pub(super) async fn follow_limits(&mut self, exchange: &mut Exchange, listener: &Listener, inflight: &Inflight) {
+    /// Returns what has changed, if hooks want to know.
+    pub(super) async fn follow_limits(
+        &mut self,
+        exchange: &mut Exchange,
+        listener: &Listener,
+        inflight: &Inflight,
+    ) -> Vec<StateChange> {
         let now = Instant::now();
+        let mut changed = Vec::new();
         if listener.take_limits_changed() || self.limits_at <= now {
             match exchange.limits().await {
-                Some(limits) => {
+                Some(mut limits) => {
                     self.limits_at = now + jittered(LIMITS_INTERVAL);
+                    let next_change = limits.next_change.map(|change| change.max(now) + CHANGE_DELAY);
+                    self.limits_at = next_change.map_or(self.limits_at, |change| change.min(self.limits_at));
+                    self.have_breakers = limits.have_breakers;
+                    let states = std::mem::take(&mut limits.states);
+                    // What is so when the worker starts has not changed.
+                    changed = self.limit_states.as_ref().map(|known| changes(known, &states)).unwrap_or_default();
+                    self.limit_states = Some(states);
                     self.settle_at = limits.any_exist.then(|| self.settle_at.unwrap_or(now));
                     inflight.set_limits(limits);
                 }
@@ -183,6 +215,43 @@ impl Maintenance {
             self.settle_at = Some(now + jittered(SETTLE_INTERVAL));
             exchange.settle_limits().await;
         }
+        changed
+    }
+
+    /// The report may have closed a limit: jobs of it that this worker holds must not start. The notification comes later, or not
+    /// at all.
+    pub(super) fn limited_jobs_reported(&mut self, report: &Report) {
+        let may_close = |ended: &Ended| {
+            ended.settlement.closed_for().is_some() || self.have_breakers && ended.settlement.has_failed()
+        };
+        if report.is_limited && report.ended.iter().any(may_close) {
+            self.limits_at = Instant::now();
+        }
+    }
+
+    /// Returns when a hook of limits wants to know more.
+    pub(super) async fn limit_hooks_due(&self, hooks: &HookRegistry) {
+        let states = hooks.follow_limits().then_some(self.limits_at);
+        let reached = hooks.has::<LimitReached>().then_some(self.reached_at);
+        match states.into_iter().chain(reached).min() {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The limits because of which due jobs wait, if a hook wants to know. Reads them rarely if that takes long.
+    pub(super) async fn reached_limits(
+        &mut self,
+        exchange: &mut Exchange,
+        hooks: &HookRegistry,
+    ) -> Vec<(String, Option<DateTime<Utc>>)> {
+        let now = Instant::now();
+        if !hooks.has::<LimitReached>() || self.reached_at > now {
+            return Vec::new();
+        }
+        let reached = if self.settle_at.is_some() { exchange.reached_limits().await } else { None };
+        self.reached_at = Instant::now() + REACHED_INTERVAL.max(now.elapsed() * 20);
+        reached.unwrap_or_default()
     }
 
     /// Checks whether a newer release changes the schema, if the worker polls or may have missed a notification.

@@ -21,7 +21,7 @@ use crate::context::{Running, Shared};
 use crate::flags::FlagFilter;
 use crate::hooks::{
     AfterJobRun, BeforeJobRun, FetchEmpty, FetchStart, HookResult, JobCancelled, JobError, JobExpired, JobFailed,
-    JobStart, JobSuccess,
+    JobRateLimited, JobStart, JobSuccess, LimitCause, LimitReached,
 };
 use crate::recovery::heartbeat::StartLease;
 use crate::task::Tasks;
@@ -228,7 +228,19 @@ impl<'w> RunLoop<'w> {
             self.inflight.wake_claim();
         }
         if self.leave_at.is_none() {
-            self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
+            self.follow_limits().await;
+        }
+    }
+
+    /// Applies changed limits, and announces what has changed.
+    async fn follow_limits(&mut self) {
+        let changed = self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
+        let shared = &self.worker.shared;
+        for change in changed {
+            shared.emit_limit_change(change).await;
+        }
+        for (limit, until) in self.maintenance.reached_limits(&mut self.exchange, &shared.hooks).await {
+            shared.hooks.emit(LimitReached, || shared.limit_event(limit, LimitCause::Reached, until)).await;
         }
     }
 
@@ -342,6 +354,7 @@ impl<'w> RunLoop<'w> {
         let claimed = reply.answer.jobs.len();
         self.inflight.record_round_trip(reply.answer.took);
         let recorded = self.take_in(report, reply);
+        self.maintenance.limited_jobs_reported(&recorded);
         if claimed > 0 {
             // Lets the runners start the jobs before this loop queries the database again.
             tokio::task::yield_now().await;
@@ -413,6 +426,7 @@ impl<'w> RunLoop<'w> {
             () = self.maintenance.is_due(self.listener.is_poll_only() && !is_leaving) => {}
             () = self.maintenance.cancellations_due(&self.listener, &self.inflight) => {}
             () = self.maintenance.expiries_due() => {}
+            () = self.maintenance.limit_hooks_due(&self.worker.shared.hooks), if !is_leaving => {}
             () = shutdown.leaving.cancelled(), if !is_leaving => {}
             () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
             () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,
@@ -628,6 +642,7 @@ async fn emit_end(running: &Running, settlement: &Settlement, ran: Duration, sha
         Settlement::Release { .. } => {}
         Settlement::Cancel { .. } => hooks.emit(JobCancelled, event).await,
         Settlement::Expire { .. } => hooks.emit(JobExpired, event).await,
+        Settlement::RateLimited { .. } => hooks.emit(JobRateLimited, event).await,
         Settlement::Retry { .. } => hooks.emit(JobError, event).await,
         Settlement::GiveUp { .. } => {
             hooks.emit(JobError, event).await;
@@ -648,6 +663,9 @@ fn log_end(running: &Running, settlement: &Settlement, ended: Instant) {
         Settlement::Cancel { .. } => info!(ms = ms(), "job cancelled"),
         Settlement::Expire { error } => warn!(error, "job expired before it started"),
         Settlement::Snooze { .. } => info!(ms = ms(), "job snoozed"),
+        Settlement::RateLimited { wait, limit, .. } => {
+            info!(ms = ms(), wait_ms = wait.as_secs_f64() * 1e3, limit, "job rate limited");
+        }
         Settlement::Retry { error, .. } => {
             warn!(ms = ms(), attempts = job.attempts, max_attempts = job.max_attempts, error, "job failed");
         }

@@ -30,6 +30,15 @@ pub(crate) enum Settlement {
     Expire { error: String },
     /// The handler asked for a later run. The attempt does not count.
     Snooze { run_at: NextRun },
+    /// The service behind the task asked for a break: the job runs again after it, and until then its limit is closed. The attempt
+    /// does not count.
+    RateLimited {
+        error: String,
+        wait: Duration,
+        /// The limit to close; `None` for that of the job's queue or task.
+        limit: Option<String>,
+        remaining: Option<String>,
+    },
     /// The worker stopped while the job was running. The attempt does not count.
     Interrupt { delay: Duration },
     /// The job never started, or ended through no fault of its own. It regains the attempts that it had before the
@@ -107,6 +116,13 @@ impl Settlement {
                 ..unlock
             }),
             Settlement::Snooze { run_at } => Some(Unlock { run_at: *run_at, attempts: Attempts::Refund, ..unlock }),
+            Settlement::RateLimited { error, wait, remaining, .. } => Some(Unlock {
+                error: Some(error),
+                run_at: NextRun::After(*wait),
+                attempts: Attempts::Refund,
+                payload: remaining.as_deref(),
+                ..unlock
+            }),
             Settlement::Interrupt { delay } => Some(Unlock {
                 error: Some(INTERRUPTED),
                 run_at: NextRun::After(*delay),
@@ -125,9 +141,9 @@ impl Settlement {
     pub(crate) fn cancelled(self) -> Settlement {
         match self {
             Settlement::Complete | Settlement::CompletedByHandler => self,
-            Settlement::Retry { remaining, .. } | Settlement::GiveUp { remaining, .. } => {
-                Settlement::Cancel { remaining }
-            }
+            Settlement::Retry { remaining, .. }
+            | Settlement::GiveUp { remaining, .. }
+            | Settlement::RateLimited { remaining, .. } => Settlement::Cancel { remaining },
             _ => Settlement::Cancel { remaining: None },
         }
     }
@@ -138,6 +154,27 @@ impl Settlement {
             Settlement::Retry { error, .. } | Settlement::GiveUp { error, .. } | Settlement::Expire { error } => {
                 Some(error)
             }
+            _ => None,
+        }
+    }
+
+    /// Whether the handler failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(self, Settlement::Retry { .. } | Settlement::GiveUp { .. })
+    }
+
+    /// For how long the job closes a limit.
+    pub(crate) fn closed_for(&self) -> Option<Duration> {
+        match self {
+            Settlement::RateLimited { wait, .. } => Some(*wait),
+            _ => None,
+        }
+    }
+
+    /// The limit that the job closes, if it named one.
+    pub(crate) fn closes(&self) -> Option<&str> {
+        match self {
+            Settlement::RateLimited { limit, .. } => limit.as_deref(),
             _ => None,
         }
     }
@@ -163,6 +200,12 @@ pub(crate) fn settlement(job: &Job, outcome: Outcome, options: &TaskOptions) -> 
                 TaskOutcome::Snooze(wait) => NextRun::After(wait),
                 TaskOutcome::Done => NextRun::Backoff,
             },
+        },
+        Outcome::RateLimited { error, wait, remaining } => Settlement::RateLimited {
+            error: storable(error.message),
+            wait,
+            limit: error.limit.map(|limit| limit.replace('\0', "")),
+            remaining,
         },
         Outcome::Failed { error, remaining } => {
             let run_at = next_run(job, error.retry, options);
@@ -190,7 +233,7 @@ fn expired(at: DateTime<Utc>) -> String {
 fn next_run(job: &Job, retry: Retry, options: &TaskOptions) -> NextRun {
     let own = || options.backoff.as_ref().and_then(|backoff| own_backoff(&**backoff, job));
     match retry {
-        Retry::After(wait) => NextRun::After(wait),
+        Retry::After(wait) | Retry::RateLimited(wait) => NextRun::After(wait),
         Retry::JitteredBackoff => {
             NextRun::After(jittered(own().unwrap_or_else(|| standard_backoff(job.attempts)), job))
         }
@@ -309,6 +352,19 @@ mod tests {
         let released = release(&job(3));
         assert_eq!(released.unlock(), Some(Unlock { released: Some(2), ..Unlock::default() }));
         assert!(!released.has_run() && released.keeps_row());
+    }
+
+    #[test]
+    fn a_rate_limited_job_regains_its_attempt_and_says_how_long_its_limit_is_closed() {
+        let wait = Duration::from_secs(30);
+        let error = TaskError::rate_limited_in("group:api", wait);
+        let outcome = Outcome::RateLimited { error, wait, remaining: None };
+        let settled = settlement(&job(3), outcome, &TaskOptions::default());
+        let unlock = settled.unlock().expect("the row stays");
+        assert_eq!(unlock.error, Some("rate limited: runs again after 30s"));
+        assert_eq!((unlock.run_at, unlock.attempts), (NextRun::After(wait), Attempts::Refund));
+        assert_eq!((settled.closed_for(), settled.closes()), (Some(wait), Some("group:api")));
+        assert!(!settled.has_failed() && settled.error().is_none());
     }
 
     #[test]

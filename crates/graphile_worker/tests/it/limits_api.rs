@@ -82,6 +82,9 @@ async fn sql_and_rust_reject_the_same_limits_with_the_same_words() {
         (Limit::task("t").concurrency(1).cost(2), "'task:t', concurrency => 1, cost => 2"),
         (Limit::group("g").concurrency(1).in_group("h"), "'group:g', concurrency => 1, group_name => 'h'"),
         (Limit::task("t"), "'task:t'"),
+        (Limit::task("t").breaker(0, MINUTE), "'task:t', trip => 0, trip_for => '1 minute'"),
+        (Limit::task("t").breaker(5, Duration::ZERO), "'task:t', trip => 5, trip_for => '0'"),
+        (Limit::task("t").breaker(5, 400 * day), "'task:t', trip => 5, trip_for => make_interval(secs => 34560000)"),
     ] {
         let before = limits_and_lanes(&db).await;
         let in_sql = db.failure(&format!("select graphile_worker._rs_set_limit({settings})")).await;
@@ -101,6 +104,13 @@ async fn bad_limits_that_only_sql_can_express_are_rejected() {
         ("null", "Limit name is NULL, expected task:NAME, queue:NAME, queue:PREFIX* or group:NAME."),
         ("'task:t', -1", "Concurrency must be at least 1, got -1. To start no jobs at all, pause task:t."),
         ("'task:t', rate => 5", "Rate 5 needs a period, for example 1 minute."),
+        ("'task:t', trip => 5", "Trip 5 needs a pause: for how long no job starts after it, for example 1 minute."),
+        ("'task:t', trip => -1, trip_for => '1 minute'", "Trip must be at least 1 failure, got -1."),
+        (
+            "'task:t', trip_for => '1 minute'",
+            "Pause 00:01:00 needs a trip: the number of failures in a row after which it begins.",
+        ),
+        ("'task:t', trip => 5, trip_for => '-1 minute'", "Pause after a trip must be longer than 0, got -00:01:00."),
         ("'task:t', per => '1 minute'", "Period 00:01:00 needs a rate: how many jobs may start in it."),
         ("'task:t', rate => 5, per => '-1 minute'", "Period must be longer than 0, got -00:01:00."),
     ] {

@@ -24,6 +24,7 @@ mod flags;
 mod hooks;
 mod inspect;
 mod job_key;
+mod limit_outcomes;
 mod limits;
 mod limits_api;
 mod lock_age;

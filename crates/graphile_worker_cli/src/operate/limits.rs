@@ -57,6 +57,12 @@ pub(crate) struct Set {
     /// Group whose limit the jobs share; set the limit of the group first
     #[arg(long, value_name = "G")]
     group: Option<String>,
+    /// After how many failures in a row no more jobs start for a while; then one at a time, until one succeeds
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = arguments::whole::<u32>)]
+    trip: Option<u32>,
+    /// For how long no job starts after --trip failures, such as 30s or 5m
+    #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
+    trip_for: Option<Duration>,
     #[command(flatten)]
     output: OutputFormat,
 }
@@ -104,7 +110,7 @@ pub(crate) struct Pause {
 /// Options of `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct Resume {
-    /// What to resume, as it was paused
+    /// What to resume, as it was paused; also a limit that a rate-limited job has closed, or whose breaker has tripped
     #[arg(value_name = "TARGET")]
     target: String,
     #[command(flatten)]
@@ -152,6 +158,12 @@ async fn set(args: Set, database: &Database) -> Result<(), Failure> {
     if let Some(group) = &args.group {
         limit = limit.in_group(group);
     }
+    if let Some(failures) = args.trip {
+        limit = limit.trip(failures);
+    }
+    if let Some(pause) = args.trip_for {
+        limit = limit.trip_for(pause);
+    }
     limit.check().map_err(|error| Failure::Usage(error.to_string()))?;
     let utils = utils(database).await?;
     change(&utils, LimitChange::Set(&limit)).await?;
@@ -172,7 +184,15 @@ fn settings(limit: &LimitSummary) -> String {
     parts.extend((limit.weight != 1.0).then(|| format!("weight {}", limit.weight)));
     parts.extend((limit.cost != 1).then(|| format!("cost {}", limit.cost)));
     parts.extend(limit.group.clone());
+    parts.extend(breaker(limit).map(|breaker| format!("trips {breaker}")));
     if parts.is_empty() { "no limit of its own".to_owned() } else { parts.join(", ") }
+}
+
+/// When its breaker trips, and for how long.
+fn breaker(limit: &LimitSummary) -> Option<String> {
+    let (failures, seconds) = limit.trip.zip(limit.trip_seconds)?;
+    let pause = humantime::format_duration(Duration::try_from_secs_f64(seconds).ok()?);
+    Some(format!("after {failures} for {pause}"))
 }
 
 /// The rate as `--rate` takes it.
@@ -213,6 +233,8 @@ fn limits_table(limits: &[LimitSummary], now: DateTime<Utc>) -> Table {
         number("burst").optional(),
         number("weight").optional(),
         number("cost").optional(),
+        text("trips").optional(),
+        text("state").optional(),
     ]);
     for limit in limits {
         let is_pattern = limit.name.ends_with('*');
@@ -237,6 +259,8 @@ fn limits_table(limits: &[LimitSummary], now: DateTime<Utc>) -> Table {
             unless_one(limit.burst).into(),
             unless_one(limit.weight).into(),
             unless_one(limit.cost).into(),
+            breaker(limit).unwrap_or_default().into(),
+            Cell::toned(closed_text(limit, now), Tone::Careful),
         ]);
     }
     table
@@ -255,6 +279,32 @@ fn pause_text(limit: &LimitSummary, now: DateTime<Utc>) -> String {
     let since = limit.paused_at.map(|at| relative_time(at, now)).unwrap_or_default();
     let until = limit.paused_until.map(|until| format!(", ends {}", relative_time(until, now))).unwrap_or_default();
     format!("by {by} {since}{until}")
+}
+
+/// Whether its breaker has tripped, since when and until when, how many jobs have failed in a row, or that a job was rate limited.
+fn closed_text(limit: &LimitSummary, now: DateTime<Utc>) -> String {
+    let failures = match limit.failures {
+        0 => String::new(),
+        1 => "1 failure".to_owned(),
+        failures => format!("{failures} failures in a row"),
+    };
+    let queues = match limit.closed_queues {
+        Some(queues) if limit.name.ends_with('*') && queues > 0 => {
+            if queues == 1 {
+                "1 queue: ".to_owned()
+            } else {
+                format!("{queues} queues: ")
+            }
+        }
+        _ => String::new(),
+    };
+    let until = limit.closed_until.map(|until| relative_time(until, now));
+    match (limit.tripped_at, until) {
+        (Some(at), Some(until)) => format!("{queues}tripped {}, ends {until}, {failures}", relative_time(at, now)),
+        (Some(at), None) => format!("{queues}tripped {}, one job at a time, {failures}", relative_time(at, now)),
+        (None, Some(until)) => format!("{queues}rate limited, ends {until}"),
+        (None, None) => failures,
+    }
 }
 
 async fn drop(args: Drop, database: &Database) -> Result<(), Failure> {

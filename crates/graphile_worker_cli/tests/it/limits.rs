@@ -87,7 +87,7 @@ async fn invalid_limits_are_one_line_with_advice_and_change_nothing() {
         (
             &["limit", "set", "task:send_email"],
             2,
-            "Limit task:send_email needs a concurrency, a rate, a group or a weight.",
+            "Limit task:send_email needs a concurrency, a rate, a group, a weight or a breaker.",
         ),
         (&["limit", "set", "send_email", "--concurrency", "1"], 2, "Limit name is 'send_email', expected task:NAME"),
         (
@@ -102,6 +102,15 @@ async fn invalid_limits_are_one_line_with_advice_and_change_nothing() {
             "invalid value '100' for '--rate <N/PERIOD>': expected a number and a period, such as 100/m",
         ),
         (&["limit", "set", "task:x", "--burst", "3"], 2, "Burst 3 needs a rate."),
+        (&["limit", "set", "task:x", "--trip", "5"], 2, "Trip 5 needs a pause: for how long no job starts after it"),
+        (&["limit", "set", "task:x", "--trip-for", "5m"], 2, "Pause 00:05:00 needs a trip: the number of failures"),
+        (&["limit", "set", "task:x", "--trip", "0", "--trip-for", "5m"], 2, "Trip must be at least 1 failure, got 0."),
+        (&["limit", "set", "task:x", "--trip", "-1", "--trip-for", "5m"], 2, "invalid value '-1' for '--trip <N>'"),
+        (
+            &["limit", "set", "task:x", "--trip", "5", "--trip-for", "soon"],
+            2,
+            "invalid value 'soon' for '--trip-for <DURATION>': expected a duration such as 90s",
+        ),
         (&["limit", "set", "queue:a", "--weight", "-2"], 2, "Weight must be more than 0 and at most 1000000, got -2."),
         (
             &["limit", "set", "task:x", "--concurrency", "1"],
@@ -157,6 +166,35 @@ async fn pauses_name_who_and_until_when_and_are_resumed() {
 }
 
 #[tokio::test]
+async fn breakers_are_set_and_say_whether_they_have_tripped() {
+    let database = with_jobs().await;
+    let set = said(&database, &["limit", "set", "task:send_email", "--trip", "5", "--trip-for", "90s"]);
+    assert_eq!(set, "limit task:send_email set: trips after 5 for 1m 30s; 2 waiting\n");
+    said(&database, &["limit", "set", "queue:tenant:*", "--trip", "3", "--trip-for", "1m"]);
+    run_sql(
+        &database,
+        "update graphile_worker._rs_limits set failures = 5, tripped_at = now() - interval '10 seconds',
+           closed_until = now() + interval '80 seconds' where name = 'task:send_email';
+         update graphile_worker._rs_lanes set closed_until = now() + interval '30 seconds' where queue_name = 'tenant:1'",
+    )
+    .await;
+    let list = said(&database, &["limit", "list"]);
+    assert!(list.contains("after 5 for 1m 30s") && list.contains("5 failures in a row"), "{list}");
+    assert!(list.contains("ago, ends in 1m") && list.contains("1 queue: rate limited, ends in "), "{list}");
+    let why = said(&database, &["why", "1"]);
+    assert!(why.contains("The breaker of the task \"send_email\" tripped 1"), "{why}");
+    assert!(why.contains("s ago: 5 jobs failed in a row. No job starts for 1m"), "{why}");
+    assert!(why.contains("To start jobs now: graphile-worker resume task:send_email"), "{why}");
+    let (_, doctor, _) = ran(&database, &["doctor", "--json"]);
+    assert!(doctor.contains("tripped: task:send_email"), "{doctor}");
+    let listed = answer(&database, &["limit", "list"]);
+    assert_eq!((&listed[1]["failures"], &listed[1]["trip_seconds"]), (&json!(5), &json!(90.0)));
+    assert_eq!(said(&database, &["resume", "task:send_email"]), "task:send_email is resumed\n");
+    let listed = answer(&database, &["limit", "list"]);
+    assert_eq!((&listed[1]["failures"], &listed[1]["tripped_at"]), (&json!(0), &Value::Null));
+}
+
+#[tokio::test]
 async fn other_commands_show_limits_and_the_queues_of_limited_jobs() {
     let database = with_jobs().await;
     said(&database, &["limit", "set", "queue:tenant:*", "--concurrency", "2"]);
@@ -194,7 +232,7 @@ async fn the_configuration_file_sets_limits_when_the_worker_starts() {
         "jobs = 2\n\
          [limits.\"task:send_email\"]\nconcurrency = 5\nrate = \"100/m\"\ngroup = \"api\"\n\
          [limits.\"group:api\"]\nconcurrency = 20\n\
-         [limits.\"queue:tenant:*\"]\nweight = 2\n",
+         [limits.\"queue:tenant:*\"]\nweight = 2\ntrip = 5\ntrip_for = \"1m\"\n",
     );
     let run = || {
         let mut worker = folder.graphile_worker(&["--config", "worker.toml", "--once"]);
@@ -205,6 +243,7 @@ async fn the_configuration_file_sets_limits_when_the_worker_starts() {
     let limits = answer(&database, &["limit", "list"]);
     assert_eq!((&limits[0]["name"], &limits[2]["group"]), (&json!("group:api"), &json!("group:api")));
     assert_eq!((&limits[1]["weight"], &limits[2]["rate"]), (&json!(2.0), &json!(100)));
+    assert_eq!((&limits[1]["trip"], &limits[1]["trip_seconds"]), (&json!(5), &json!(60.0)));
     said(&database, &["limit", "set", "task:send_email", "--concurrency", "9"]);
     let log = run();
     assert!(log.contains("limit replaced by the options of this worker"), "{log}");

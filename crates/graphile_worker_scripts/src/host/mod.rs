@@ -322,7 +322,7 @@ impl Script {
 fn answer(ended: RunResult, ctx: &WorkerContext) -> TaskResult {
     match ended {
         RunResult::Done => Ok(TaskOutcome::Done).into(),
-        RunResult::Failed(problem) => Err(TaskError::new(problem.text())).into(),
+        RunResult::Failed(problem) => Err(problem.task_error()).into(),
         RunResult::FailedItems(failed) => {
             let items: Vec<Box<serde_json::value::RawValue>> =
                 serde_json::from_str(ctx.payload().get()).unwrap_or_default();

@@ -441,7 +441,24 @@ function described(error, depth) {
     const cause = describe(value, depth + 1);
     stack += `${stack && "\n"}caused by: ${cause.message}${cause.stack ? `\n${cause.stack}` : ""}`;
   }
-  return { message: String(message), stack };
+  return { message: String(message), stack, ...breakOf(error) };
+}
+
+/** What an error of `rateLimited` says beside its message. */
+function breakOf({ rateLimitedFor, limit }) {
+  if (typeof rateLimitedFor !== "number" || !(rateLimitedFor >= 0) || rateLimitedFor === Infinity) return {};
+  return { rate_limited_for: rateLimitedFor, limit: typeof limit === "string" ? limit : undefined };
+}
+
+/** An error for tasks to throw: the job has not failed, and its limit, or the one that is named, is closed for that long. */
+function rateLimited(seconds, limit) {
+  if (typeof seconds !== "number" || !(seconds >= 0) || seconds === Infinity) {
+    throw new TypeError(`rateLimited: the delay must be a number of seconds and at least 0, got ${util.inspect(seconds)}`);
+  }
+  if (limit !== undefined && typeof limit !== "string") {
+    throw new TypeError(`rateLimited: the limit must be a name such as "group:api", got ${util.inspect(limit)}`);
+  }
+  return Object.assign(new Error(`rate limited for ${seconds} s`), { rateLimitedFor: seconds, limit });
 }
 
 function thrown(value) {
@@ -493,6 +510,11 @@ class Helpers {
     const helpers = new Helpers();
     helpers.#run = run;
     return new Proxy(helpers, Helpers.#lazily);
+  }
+
+  /** Not among the helpers that a task can list: those are Node's. */
+  get rateLimited() {
+    return rateLimited;
   }
 
   #made(name) {

@@ -2,11 +2,12 @@
 //! describes them for authors of hosts. `process` sends and receives them.
 
 use chrono::{DateTime, Datelike, Timelike, Utc};
-use graphile_worker::{Job, JobSpec};
+use graphile_worker::{Job, JobSpec, TaskError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// The version of the protocol that this worker speaks.
 pub(crate) const PROTOCOL: u32 = 1;
@@ -263,7 +264,7 @@ pub(crate) enum Level {
 }
 
 /// An error that one side reports to the other.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Problem {
     pub(crate) message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -271,11 +272,27 @@ pub(crate) struct Problem {
     /// The SQLSTATE, if the error comes from the database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) code: Option<String>,
+    /// If the task has not failed, but was rate limited: for how many seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_limited_for: Option<f64>,
+    /// The limit to close then, if it is not that of the job's queue or task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<String>,
 }
 
 impl Problem {
     pub(crate) fn new(message: impl Into<String>) -> Problem {
-        Problem { message: message.into(), stack: None, code: None }
+        Problem { message: message.into(), stack: None, code: None, rate_limited_for: None, limit: None }
+    }
+
+    /// What the worker does with the job. A delay that is no length of time is a failure.
+    pub(crate) fn task_error(self) -> TaskError {
+        let wait = self.rate_limited_for.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        match (wait, &self.limit) {
+            (Some(wait), Some(limit)) => TaskError::rate_limited_in(limit, wait),
+            (Some(wait), None) => TaskError::rate_limited(wait),
+            (None, _) => TaskError::new(self.text()),
+        }
     }
 
     /// The error of a call. An error of the database keeps its message and code, as if the task had run the query itself.
@@ -422,11 +439,11 @@ impl Lines {
 }
 
 /// Turns the failed items of a batch into a result for each of its `count` items.
-pub(crate) fn item_results(count: usize, items: Vec<(usize, Problem)>) -> Vec<Result<(), graphile_worker::TaskError>> {
+pub(crate) fn item_results(count: usize, items: Vec<(usize, Problem)>) -> Vec<Result<(), TaskError>> {
     let mut failed: HashMap<usize, Problem> = items.into_iter().collect();
     (0..count)
         .map(|place| match failed.remove(&place) {
-            Some(problem) => Err(graphile_worker::TaskError::new(problem.text())),
+            Some(problem) => Err(problem.task_error()),
             None => Ok(()),
         })
         .collect()
@@ -480,6 +497,19 @@ mod tests {
             text(out),
             "{\"type\":\"abort\",\"id\":3,\"reason\":\"late\"}\n{\"type\":\"result\",\"id\":4,\"error\":{\"message\":\"no\"}}\n"
         );
+    }
+
+    #[test]
+    fn an_error_can_say_that_the_job_was_rate_limited() {
+        let error = |json: &str| serde_json::from_str::<Problem>(json).expect("an error").task_error();
+        let wait = Duration::from_millis(1500);
+        assert_eq!(error(r#"{"message":"m","rate_limited_for":1.5}"#), TaskError::rate_limited(wait));
+        assert_eq!(
+            error(r#"{"message":"m","rate_limited_for":1.5,"limit":"group:g"}"#),
+            TaskError::rate_limited_in("group:g", wait)
+        );
+        assert_eq!(error(r#"{"message":"m","rate_limited_for":-1}"#), TaskError::new("m"));
+        assert_eq!(error(r#"{"message":"m","limit":"group:g"}"#), TaskError::new("m"));
     }
 
     #[test]

@@ -439,6 +439,10 @@ class Run:
             self._job["payload"] = self._payload
         return self._job
 
+    def rate_limited(self, seconds, limit=None):
+        """An error to raise: the job runs again after that delay, without an attempt, and its limit is closed until then."""
+        return RateLimited(seconds, limit)
+
     def _queue_id(self, given):
         return self.job["job_queue_id"] if given is None else given
 
@@ -616,9 +620,29 @@ def describe(error):
     while trace is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
     if trace is None and not isinstance(error, SyntaxError):
-        return {"message": message}
+        return {"message": message, **break_of(error)}
     lines = traceback.format_exception(type(error), error, trace)
-    return {"message": message, "stack": "".join(lines).rstrip()}
+    return {"message": message, "stack": "".join(lines).rstrip(), **break_of(error)}
+
+
+def break_of(error):
+    """What a `RateLimited` says beside its message."""
+    if not isinstance(error, RateLimited):
+        return {}
+    return {"rate_limited_for": error.rate_limited_for, "limit": error.limit}
+
+
+class RateLimited(Exception):
+    """The job has not failed, and its limit, or the one that is named, is closed for that long."""
+
+    def __init__(self, seconds, limit=None):
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):
+            raise TypeError("rate_limited: the delay must be a number of seconds and at least 0, got %r" % (seconds,))
+        if limit is not None and not isinstance(limit, str):
+            raise TypeError("rate_limited: the limit must be a name such as 'group:api', got %r" % (limit,))
+        super().__init__("rate limited for %s s" % seconds)
+        self.rate_limited_for = float(seconds)
+        self.limit = limit
 
 
 class Threads:

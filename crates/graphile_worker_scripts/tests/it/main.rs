@@ -11,6 +11,7 @@ mod host_end;
 mod host_reload;
 mod host_shutdown;
 mod host_start;
+mod rate_limited;
 mod script_input;
 mod script_output;
 #[allow(dead_code)]
