@@ -204,11 +204,6 @@ impl WorkerUtils {
         WorkerUtils { executor: crate::db::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
     }
 
-    /// Notified when jobs are added through these utilities or their clones.
-    pub(crate) fn added(&self) -> Arc<Notify> {
-        self.shared.adding.added.clone()
-    }
-
     /// The application's pool.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.executor
@@ -536,7 +531,12 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
     }
 
     /// The job after all hooks, with its payload serialized as JSON.
-    async fn hooked(&self, identifier: &str, payload: &impl Serialize, spec: JobSpec) -> Result<NewJob, Error> {
+    pub(crate) async fn hooked(
+        &self,
+        identifier: &str,
+        payload: &impl Serialize,
+        spec: JobSpec,
+    ) -> Result<NewJob, Error> {
         let invalid = |source| Error::InvalidPayload { identifier: identifier.to_owned(), source };
         let mut job = if !self.shared.hooks.has::<BeforeJobSchedule>() {
             NewJob { identifier: identifier.into(), payload: to_raw_value(payload).map_err(invalid)?, spec }
@@ -552,6 +552,11 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
             job.spec.run_at.get_or_insert_with(Utc::now);
         }
         Ok(job)
+    }
+
+    /// Notified when jobs are added through these utilities or their clones.
+    pub(crate) fn added(&self) -> Arc<Notify> {
+        self.shared.adding.added.clone()
     }
 
     pub(crate) fn executor(&self) -> &E {

@@ -17,5 +17,6 @@ where pronamespace = (select oid from pg_namespace where nspname = :'schema') an
   '_rs_adds_as_owner', '_rs_add_job_as_owner', '_rs_add_jobs_as_owner',
   '_rs_is_cancelled', '_rs_cancel_jobs', '_rs_can_cancel',
   '_rs_expire_job', '_rs_expire_jobs', '_rs_expire_own_jobs', '_rs_expire_due_jobs',
-  '_rs_debounce', '_rs_debounce_as_owner', '_rs_throttle', '_rs_throttle_as_owner'
+  '_rs_debounce', '_rs_debounce_as_owner', '_rs_throttle', '_rs_throttle_as_owner',
+  '_rs_replace_job', '_rs_replace_job_as_owner', '_rs_release_successors'
 );
