@@ -101,7 +101,9 @@ $$;
 -- Whether a worker stops jobs when it is asked to. Only our workers do; those of older releases, which have registered with
 -- a lower level, do not. A dead worker of ours counts: recovery ends its jobs.
 create or replace function :"schema"._rs_can_cancel(worker_id text)
-returns boolean language sql stable as $$
+returns boolean language sql stable
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
   select worker_id like 'rs-%' and not exists (
     select from _rs_workers as workers where workers.worker_id = $1 and workers.level < 13
   )

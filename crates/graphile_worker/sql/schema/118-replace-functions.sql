@@ -13,7 +13,8 @@ set local search_path = pg_catalog, :"schema", pg_temp;
 -- `waits_for` are the running jobs, `worker_id` is the worker of one of them. The `run_at` of the returned job is the time at which
 -- it is due once they have ended.
 --
--- Locks names, then the running jobs and the job with the key in the order of their ids, then its row of _rs_successors.
+-- Locks names, then the job with the key, then its row of _rs_successors. A job of another session that had the key before is
+-- not locked. Waits for a moment if a worker has only locked the row of the job.
 create or replace function :"schema"._rs_replace_job(
   identifier text,
   payload json default null,
@@ -70,25 +71,11 @@ begin
   end if;
 
   for attempt in 1..1000 loop
-    waits_for := array(select cancellations.job_id from _rs_cancellations as cancellations where cancellations.key = job_key);
-    perform from _private_jobs as jobs
-    where jobs.id = any (waits_for || array(select keyed.id from _private_jobs as keyed where keyed.key = job_key))
-    order by jobs.id
-    for update;
     select jobs.* into held from _private_jobs as jobs where jobs.key = job_key for update;
     -- The row that we waited for is gone, or has lost its key; meanwhile the key may have passed to a new one.
     continue when not found and exists (select from _private_jobs as jobs where jobs.key = job_key);
-
-    -- All of them are locked, so none can end before this transaction does.
-    waits_for := array(
-      select jobs.id from _private_jobs as jobs
-      where jobs.id = any (waits_for || held.id)
-        and not _rs_may_administer(jobs.locked_at)
-        and (jobs.id = held.id or _rs_is_removed(jobs.locked_at, jobs.run_at))
-      order by jobs.id
-    );
-    if cardinality(waits_for) > 0 then
-      perform _rs_cancel_jobs(waits_for, reason, force);
+    if held.locked_at is not null and not _rs_may_administer(held.locked_at) then
+      perform _rs_cancel_jobs(array[held.id], reason, force);
     end if;
     if held.id is null then
       insert into _private_jobs (job_queue_id, task_id, payload, priority, run_at, max_attempts, key, flags)
@@ -116,11 +103,27 @@ begin
     perform _rs_give_up('job with key ' || quote_literal(job_key));
   end if;
 
+  -- Those that had the key until they were cancelled, by this call or before. Only now, because the session for which this one has
+  -- waited may have cancelled one. They are not locked: if one ends meanwhile, the next _rs_release_successors sees it.
+  waits_for := array(
+    select jobs.id from _rs_cancellations as cancellations
+    join _private_jobs as jobs on jobs.id = cancellations.job_id
+    where cancellations.key = job_key
+      and _rs_is_removed(jobs.locked_at, jobs.run_at) and not _rs_may_administer(jobs.locked_at)
+    order by jobs.id
+  );
   if cardinality(waits_for) > 0 then
     insert into _rs_successors as successors (job_id, predecessor_ids, run_at) values (job.id, waits_for, wanted_at)
     on conflict on constraint _rs_successors_pkey
       do update set predecessor_ids = excluded.predecessor_ids, run_at = excluded.run_at;
     update _private_jobs as jobs set run_at = 'infinity' where jobs.id = job.id and jobs.run_at < 'infinity';
+    if force then
+      update _rs_cancellations as cancellations set force = true where cancellations.job_id = any (waits_for);
+      perform pg_notify('jobs:cancel', (
+        select nspname::text from pg_namespace, pg_class
+        where pg_namespace.oid = relnamespace and pg_class.oid = '_private_jobs'::regclass
+      ));
+    end if;
     perform pg_notify('jobs:replace', (
       select nspname::text from pg_namespace, pg_class
       where pg_namespace.oid = relnamespace and pg_class.oid = '_private_jobs'::regclass
@@ -131,6 +134,7 @@ begin
     from _private_jobs as jobs where jobs.id = any (waits_for)
     order by _rs_can_cancel(jobs.locked_by), jobs.id
     limit 1;
+    outcome := coalesce(outcome, 'stopping');
   else
     outcome := case when held.is_available then 'replaced' else 'added' end;
     delete from _rs_successors as successors where successors.job_id = job.id;

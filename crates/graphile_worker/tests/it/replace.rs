@@ -507,7 +507,7 @@ async fn a_job_without_a_key_replaces_nothing() {
     let (code, _) = db.failure("select graphile_worker._rs_replace_job('', null, 'k')").await;
     assert_eq!(code, "GWBID");
     let none = utils(&db).replace_raw_job("t", (), "", JobSpec::default(), CancelOptions::default()).await;
-    assert!(none.unwrap_err().to_string().contains("Job key is empty"));
+    assert!(format!("{:?}", none.unwrap_err()).contains("Job key is empty"));
 }
 
 #[tokio::test]
