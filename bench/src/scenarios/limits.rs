@@ -125,7 +125,7 @@ async fn turn(bench: &Bench, drain: Drain) -> Result<(Outcome, String), Failure>
             }
             if let Some(limit) = drain.limit() {
                 database.run(limit).await?;
-                while database.count("select graphile_worker._rs_settle_lanes(100000)").await? > 0 {}
+                while database.count("select coalesce(graphile_worker._rs_settle_lanes(100000), 1)").await? > 0 {}
             }
             Ok(())
         })

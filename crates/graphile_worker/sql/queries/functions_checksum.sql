@@ -13,7 +13,7 @@ where pronamespace = (select oid from pg_namespace where nspname = :'schema') an
   '_rs_hold_name', '_rs_verify_name', '_rs_known_names', '_rs_delete_unused_names',
   '_rs_limit_problem', '_rs_notify_limits', '_rs_limit_of_queue', '_rs_lane_of_queue', '_rs_lane_of_task', '_rs_lane',
   '_rs_call_lanes', '_rs_set_limit', '_rs_apply_limit', '_rs_drop_limit', '_rs_pause', '_rs_resume', '_rs_settle_lanes',
-  '_rs_drain_old_queue', '_rs_dissolve_lane', '_rs_room', '_rs_report_of_lanes', '_rs_is_same_claim', '_rs_claim_from_lanes',
+  '_rs_drain_old_queue', '_rs_dissolve_lane', '_rs_delete_idle_lanes', '_rs_room', '_rs_report_of_lanes', '_rs_is_same_claim', '_rs_claim_from_lanes',
   '_rs_adds_as_owner', '_rs_add_job_as_owner', '_rs_add_jobs_as_owner',
   '_rs_is_cancelled', '_rs_cancel_jobs', '_rs_can_cancel',
   '_rs_expire_job', '_rs_expire_jobs', '_rs_expire_own_jobs', '_rs_expire_due_jobs',

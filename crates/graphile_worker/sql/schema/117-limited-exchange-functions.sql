@@ -485,7 +485,8 @@ begin
         left join stopped on stopped.lane_id = own.id
       ), written as (
         update _rs_lanes as lanes
-        set tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for
+        set tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for,
+          idle_since = case when states.ready_at = 'infinity' and states.waits_for is null then now() end
         from states where lanes.id = any (array[states.id])
           and (lanes.tat, lanes.turn, lanes.ready_at, lanes.waits_for) is distinct from (states.tat, states.turn, states.ready_at, states.waits_for)
       ), used as (

@@ -73,6 +73,7 @@ comment on function :"schema"._rs_drop_limit is 'Drops a limit.';
 comment on function :"schema"._rs_pause is 'Starts no more jobs of a task, a queue, a pattern, a group, or at all.';
 comment on function :"schema"._rs_resume is 'Ends a pause.';
 comment on function :"schema"._rs_settle_lanes is 'Moves waiting jobs into lanes, and out of those that are no longer needed.';
+comment on function :"schema"._rs_delete_idle_lanes is 'Deletes lanes that have had no jobs for long.';
 comment on function :"schema"._rs_drain_old_queue is 'Lets a lane begin once the queue that it replaces is empty.';
 comment on function :"schema"._rs_dissolve_lane is 'Moves the jobs of a lane without a limit back, and deletes it.';
 comment on function :"schema"._rs_room is 'Returns how many more jobs a limit allows now.';

@@ -90,13 +90,14 @@ pub(crate) mod files {
     pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
     pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
-    pub(crate) const INDEXES: [(&str, &str); 6] = [
+    pub(crate) const INDEXES: [(&str, &str); 7] = [
         ("_rs_jobs_unqueued", include_str!("../../sql/schema/120-index-unqueued.sql")),
         ("_rs_jobs_in_queues", include_str!("../../sql/schema/121-index-queued.sql")),
         ("_rs_jobs_by_queue", include_str!("../../sql/schema/122-index-by-queue.sql")),
         ("_rs_jobs_by_kind", include_str!("../../sql/schema/123-index-by-kind.sql")),
         ("_rs_jobs_in_queues_by_task", include_str!("../../sql/schema/124-index-queued-by-task.sql")),
         ("_rs_jobs_in_use", include_str!("../../sql/schema/125-index-in-use.sql")),
+        ("_rs_jobs_failed_in_lanes", include_str!("../../sql/schema/126-index-failed-in-lanes.sql")),
     ];
     /// Indexes of earlier releases, which the present ones replace.
     pub(crate) const REPLACED_INDEXES: [&str; 3] = ["_rs_jobs_by_task", "_rs_jobs_queued", "_rs_jobs_queued_by_task"];
