@@ -452,7 +452,9 @@ $$;
 -- stays, and so does one with failed jobs, which may be run again. Looks at `at_most` lanes and returns how many it has deleted. The
 -- caller is the only session that does this.
 create or replace function :"schema"._rs_delete_idle_lanes(idle interval, at_most int)
-returns bigint language plpgsql as $$
+returns bigint language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
 declare
   deleted bigint := 0;
   lane record;

@@ -187,6 +187,8 @@ struct Limits {
     long_paused: Vec<String>,
     /// Sessions that listen for jobs under no name of ours.
     listeners: i64,
+    /// Jobs whose replaced jobs have ended, and that no worker has let start.
+    unnoticed: i64,
 }
 
 impl WorkerUtils {
@@ -338,6 +340,7 @@ fn limits(row: &PgRow) -> sqlx::Result<Limits> {
         unused: texts(row, "unused")?,
         long_paused: texts(row, "long_paused")?,
         listeners: row.try_get("listeners")?,
+        unnoticed: row.try_get("unnoticed")?,
     })
 }
 
@@ -395,6 +398,7 @@ fn judge(facts: &Facts) -> Vec<DoctorCheck> {
             checks.push(limit_use(&jobs.limits, &facts.schema));
             checks.push(pauses(&jobs.limits, &facts.schema));
             checks.extend(workers_of_limited_jobs(jobs));
+            checks.extend(replaced_jobs(&jobs.limits, &facts.schema));
         }
     }
     checks
@@ -890,6 +894,13 @@ fn pauses(limits: &Limits, schema: &str) -> DoctorCheck {
     DoctorCheck::advice("pauses", found, advice)
 }
 
+/// Whether jobs wait although the jobs that they replace have ended. `None` if there are none.
+fn replaced_jobs(limits: &Limits, schema: &str) -> Option<DoctorCheck> {
+    let found = format!("waiting for jobs that have ended: {}", limits.unnoticed);
+    let advice = format!("Only workers of this release let them start. Start one: {}", program(schema));
+    (limits.unnoticed > 0).then(|| DoctorCheck::advice("replaced_jobs", found, advice))
+}
+
 /// Whether workers are there that run jobs under limits, and whether others never will. `None` without limits.
 fn workers_of_limited_jobs(jobs: &Jobs) -> Option<DoctorCheck> {
     let name = "limited_jobs";
@@ -1049,7 +1060,7 @@ mod tests {
     #[test]
     fn limits_that_nothing_uses_and_old_pauses_get_advice() {
         let names = |count: usize| (0..count).map(|n| format!("task:{n}")).collect::<Vec<_>>();
-        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), listeners: 0 };
+        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), listeners: 0, unnoticed: 0 };
         let unused = limit_use(&limits, "graphile_worker");
         assert_eq!(unused.found, "9; no job and no worker uses task:0, task:1, task:2, task:3, task:4, …");
         assert_eq!(level(unused), DoctorLevel::Advice);

@@ -648,7 +648,7 @@ async fn lanes_that_have_had_no_jobs_for_long_are_deleted() {
     db.run("insert into graphile_worker._rs_lane_calls (lane_id) select id from graphile_worker._rs_lanes").await;
     crate::worker_support::run_once(&db, |_, _| async {}).await;
     assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
-    db.run("update graphile_worker._rs_lanes set tat = now() where queue_name = 'rated'").await;
+    db.run("update graphile_worker._rs_lanes set tat = now(), idle_since = now() where queue_name = 'rated'").await;
     db.run(&format!("do $$ begin while ({settle}) <> 0 loop commit; end loop; end $$")).await;
     assert_eq!(db.value("select count(*) from graphile_worker._rs_lanes").await, 0);
     assert_eq!(db.value("select count(*) from graphile_worker._rs_lane_calls").await, 0);

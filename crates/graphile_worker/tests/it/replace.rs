@@ -551,4 +551,7 @@ async fn why_says_which_job_a_waiting_one_replaces() {
         why.reasons[0].to_string(),
         "The job that it replaces has ended, and no worker has noticed yet. Only workers of this release look for that, each second."
     );
+    let doctor = utils(&db).doctor().await.unwrap();
+    let check = doctor.checks.iter().find(|check| check.name == "replaced_jobs").expect("advice");
+    assert_eq!(check.found, "waiting for jobs that have ended: 1");
 }

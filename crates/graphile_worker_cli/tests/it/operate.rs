@@ -850,7 +850,7 @@ async fn a_job_can_be_added_with_an_expiry() {
 
 #[tokio::test]
 async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
-    let database = TestDatabase::migrated().await;
+    let database = installed_database().await;
     let replace = |more: &[&str]| [&["add", "t", "[1]", "--key", "k", "--replace-running"], more].concat();
     assert_eq!(said(&database, &replace(&[])), "job 1 added: t, due now\n");
     let first = answer(&database, &replace(&["--in", "1h", "--priority", "3", "--json"]));
@@ -882,7 +882,7 @@ async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
 
 #[tokio::test]
 async fn add_debounces_and_throttles() {
-    let database = TestDatabase::migrated().await;
+    let database = installed_database().await;
     let debounce = ["add", "t", "1", "--key", "d", "--debounce", "5m", "--max-wait", "10m", "--queue", "q"];
     assert_eq!(said(&database, &debounce), "job 1 added: t, due in 5m\n");
     let again = answer(&database, &[&debounce[..], &["--json"]].concat());
@@ -897,7 +897,7 @@ async fn add_debounces_and_throttles() {
 
 #[tokio::test]
 async fn add_rejects_options_that_make_no_sense_together() {
-    let database = TestDatabase::migrated().await;
+    let database = installed_database().await;
     for (options, problem) in [
         ("--debounce 5s", "--key <KEY>"),
         ("--throttle 5s", "--key <KEY>"),
