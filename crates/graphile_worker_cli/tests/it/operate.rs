@@ -232,6 +232,7 @@ async fn list_filters_and_pages() {
             "max_attempts",
             "priority",
             "queue_name",
+            "replaces",
             "revision",
             "run_at",
             "state",
@@ -851,9 +852,9 @@ async fn a_job_can_be_added_with_an_expiry() {
 #[tokio::test]
 async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
     let database = installed_database().await;
-    let replace = |more: &[&str]| [&["add", "t", "[1]", "--key", "k", "--replace-running"], more].concat();
+    let replace = |more: &[&'static str]| [&["add", "t", "[1]", "--key", "k", "--replace-running"], more].concat();
     assert_eq!(said(&database, &replace(&[])), "job 1 added: t, due now\n");
-    let first = answer(&database, &replace(&["--in", "1h", "--priority", "3", "--json"]));
+    let first = answer(&database, &replace(&["--in", "1h", "--priority", "3"]));
     assert_eq!((&first["id"], &first["outcome"], &first["waits_for"]), (&json!(1), &json!("replaced"), &json!([])));
     assert_eq!(first["priority"], 3);
 
@@ -864,19 +865,19 @@ async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
     .await;
     assert_eq!(
         said(&database, &replace(&["--force", "--reason", "newer"])),
-        "job 2 added: t, starts when job 1 has ended in worker worker-of-node, which cannot stop it\n"
+        "job 3 added: t, starts when job 1 has ended in worker worker-of-node, which cannot stop it\n"
     );
     run_sql(&database, "update graphile_worker._private_jobs set locked_by = 'rs-a' where id = 1").await;
-    assert_eq!(said(&database, &replace(&[])), "job 2 changed: t, starts when job 1 has stopped in worker rs-a\n");
-    let json = answer(&database, &replace(&["--json"]));
+    assert_eq!(said(&database, &replace(&[])), "job 3 changed: t, starts when job 1 has stopped in worker rs-a\n");
+    let json = answer(&database, &replace(&[]));
     assert_eq!(
         (&json["id"], &json["outcome"], &json["waits_for"], &json["worker_id"]),
-        (&json!(2), &json!("stopping"), &json!([1]), &json!("rs-a"))
+        (&json!(3), &json!("stopping"), &json!([1]), &json!("rs-a"))
     );
     assert!(said(&database, &["list"]).contains("after job 1"));
-    assert!(said(&database, &["show", "2"]).contains("job 1, and waits for its end"));
-    assert_eq!(answer(&database, &["show", "2", "--json"])["replaces"], json!([1]));
-    assert_eq!(answer(&database, &["why", "2", "--json"])["reasons"][0]["reason"], "replaced_is_running");
+    assert!(said(&database, &["show", "3"]).contains("job 1, and waits for its end"));
+    assert_eq!(answer(&database, &["show", "3"])["replaces"], json!([1]));
+    assert_eq!(answer(&database, &["why", "3"])["reasons"][0]["reason"], "replaced_is_running");
     assert!(said(&database, &["show", "1"]).contains("Cancelled: newer"));
 }
 
@@ -885,11 +886,11 @@ async fn add_debounces_and_throttles() {
     let database = installed_database().await;
     let debounce = ["add", "t", "1", "--key", "d", "--debounce", "5m", "--max-wait", "10m", "--queue", "q"];
     assert_eq!(said(&database, &debounce), "job 1 added: t, due in 5m\n");
-    let again = answer(&database, &[&debounce[..], &["--json"]].concat());
+    let again = answer(&database, &debounce);
     assert_eq!((&again["id"], &again["revision"]), (&json!(1), &json!(1)));
-    let throttle = ["add", "t", "1", "--key", "t", "--throttle", "1m", "--json"];
+    let throttle = ["add", "t", "1", "--key", "t", "--throttle", "1m"];
     assert_eq!(answer(&database, &throttle)["key"], "t");
-    assert_eq!(said(&database, &["list", "--queue", "q"]).lines().count(), 3);
+    assert_eq!(said(&database, &["list", "--queue", "q"]).lines().count(), 2);
     run_sql(&database, "delete from graphile_worker._private_jobs where key = 't'").await;
     let later = answer(&database, &throttle)["run_at"].as_str().unwrap().to_owned();
     assert!(later.parse::<chrono::DateTime<chrono::Utc>>().unwrap() > chrono::Utc::now(), "{later}");
