@@ -293,6 +293,8 @@ async fn other_adds_with_the_key_change_the_waiting_job_and_it_still_waits() {
         ("add_job('t', '5', job_key := 'k', job_key_mode := 'unsafe_dedupe')", json!(4), 3600),
         ("add_jobs(array[('t', '6', null, null, null, 'k', null, null)::graphile_worker.job_spec])", json!(6), 0),
         ("_rs_debounce('t', '7', 'k', '1 minute')", json!(7), 60),
+        ("_rs_debounce('t', '7', 'k', '1 hour', '1 hour')", json!(7), 3600),
+        ("_rs_throttle('t', '7', 'k', '1 minute')", json!(7), 3600),
     ] {
         assert_eq!(db.row(&format!("select id from graphile_worker.{add}")).await["id"], new, "{add}");
         assert_eq!(waits_for(&db, new).await, [old], "{add}");
