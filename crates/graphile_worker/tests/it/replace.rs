@@ -285,22 +285,22 @@ async fn other_adds_with_the_key_change_the_waiting_job_and_it_still_waits() {
     let db = Db::installed().await;
     let old = held_by(&db, "rs-a").await;
     let new = replace(&db, json!(1)).await.job.id;
-    let real = "select round(extract(epoch from run_at - now()))::int from graphile_worker._rs_successors";
-    for (add, payload, seconds) in [
+    let real = "select round(extract(epoch from run_at - now()) / 60)::int from graphile_worker._rs_successors";
+    for (add, payload, minutes) in [
         ("add_job('t', '2', job_key := 'k')", json!(2), 0),
-        ("add_job('t', '3', job_key := 'k', run_at := now() + interval '1 hour')", json!(3), 3600),
-        ("add_job('t', '4', job_key := 'k', job_key_mode := 'preserve_run_at')", json!(4), 3600),
-        ("add_job('t', '5', job_key := 'k', job_key_mode := 'unsafe_dedupe')", json!(4), 3600),
+        ("add_job('t', '3', job_key := 'k', run_at := now() + interval '1 hour')", json!(3), 60),
+        ("add_job('t', '4', job_key := 'k', job_key_mode := 'preserve_run_at')", json!(4), 60),
+        ("add_job('t', '5', job_key := 'k', job_key_mode := 'unsafe_dedupe')", json!(4), 60),
         ("add_jobs(array[('t', '6', null, null, null, 'k', null, null)::graphile_worker.job_spec])", json!(6), 0),
-        ("_rs_debounce('t', '7', 'k', '1 minute')", json!(7), 60),
-        ("_rs_debounce('t', '7', 'k', '1 hour', '1 hour')", json!(7), 3600),
-        ("_rs_throttle('t', '7', 'k', '1 minute')", json!(7), 3600),
+        ("_rs_debounce('t', '7', 'k', '1 minute')", json!(7), 1),
+        ("_rs_debounce('t', '7', 'k', '1 hour', '1 hour')", json!(7), 60),
+        ("_rs_throttle('t', '7', 'k', '1 minute')", json!(7), 60),
     ] {
         assert_eq!(db.row(&format!("select id from graphile_worker.{add}")).await["id"], new, "{add}");
         assert_eq!(waits_for(&db, new).await, [old], "{add}");
         let job = db.row(&format!("select payload, run_at from graphile_worker._private_jobs where id = {new}")).await;
         assert_eq!(job, json!({ "payload": payload, "run_at": "infinity" }), "{add}");
-        assert_eq!(db.value(real).await, seconds, "{add}");
+        assert_eq!(db.value(real).await, minutes, "{add}");
     }
     utils(&db).reschedule_jobs(&[new], RescheduleJobOptions::default().run_at(Utc::now())).await.unwrap();
     assert_eq!((db.value(real).await, waits_for(&db, new).await), (json!(0), vec![old]));
