@@ -26,7 +26,7 @@ const BACKLOG: i64 = 1200;
 pub(crate) const STRICT_QUEUES: usize = 6;
 
 /// Steps of our ledger (`migrate.rs` of the library): the SQL functions with the columns of `_rs_workers`, the indexes.
-const FUNCTIONS_STEP: i32 = 20;
+const FUNCTIONS_STEP: i32 = 22;
 const INDEXES_STEP: i32 = 19;
 
 /// How many ids the operator remembers.

@@ -583,7 +583,8 @@ impl Run {
         .await?;
         let load = self.driver.take();
         for change in &load.changes.0 {
-            self.fleet.note("limit", serde_json::json!({ "called": change.called.at, "change": format!("{change:?}") }));
+            self.fleet
+                .note("limit", serde_json::json!({ "called": change.called.at, "change": format!("{change:?}") }));
         }
         Ok(Evidence {
             server_away: self.server.away(),

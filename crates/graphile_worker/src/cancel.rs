@@ -26,8 +26,8 @@ const CHUNK: u32 = 1000;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use]
 pub struct CancelOptions {
-    reason: Option<String>,
-    force: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) force: bool,
 }
 
 impl CancelOptions {

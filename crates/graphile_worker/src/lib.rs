@@ -69,6 +69,7 @@ mod limits;
 mod options;
 mod port_names;
 mod recovery;
+mod replace;
 mod retry;
 mod schema;
 mod shutdown;
@@ -101,8 +102,9 @@ pub use inspect::limits::LimitSummary;
 pub use limits::Limit;
 #[doc(hidden)]
 pub use limits::LimitChange;
-// Cancelling jobs.
+// Cancelling and replacing jobs.
 pub use cancel::{CancelOptions, CancelOutcome, Cancellation};
+pub use replace::{ReplaceOutcome, Replacement};
 
 // Recurring jobs.
 pub use cron::clock::TestClock;

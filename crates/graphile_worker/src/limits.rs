@@ -3,8 +3,9 @@
 //!
 //! Not here: `inspect/limits` lists the limits with their use, and `sql/schema/117-limited-exchange-functions.sql` enforces them.
 
+use crate::db::executor::UtilsExecutor;
 use crate::db::rows::text;
-use crate::db::session;
+use crate::db::{Parameter, session};
 use crate::error::Context;
 use crate::{Error, WorkerUtils};
 use chrono::{DateTime, Utc};
@@ -12,7 +13,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{Executor, Postgres, Row};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::info;
 
 /// The longest name, in characters.
@@ -23,6 +24,10 @@ const LONGEST_PERIOD: Duration = Duration::from_secs(366 * 86_400);
 
 /// A burst may take this many seconds at its rate, because a claim adds it to the time.
 const LONGEST_BURST: f64 = 366.0 * 86_400.0 * 10.0;
+
+/// How often to try again while another session moves waiting jobs, and for how long.
+const SETTLE_PAUSE: Duration = Duration::from_millis(20);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The highest weight.
 const HIGHEST_WEIGHT: f64 = 1_000_000.0;
@@ -335,8 +340,10 @@ pub enum LimitChange<'a> {
 ///
 /// Names are `task:NAME`, `queue:NAME`, `queue:PREFIX*` and `group:NAME`; a pause may also be for `all`. A change is effective at the
 /// workers' next claims. Running jobs continue. These methods also move the waiting jobs, 10,000 in a transaction, so that they
-/// return late if a million jobs wait; workers do the same if you drop the future.
-impl WorkerUtils {
+/// return late if a million jobs wait; workers do the same if you drop the future. In a transaction of your own
+/// ([`within`](WorkerUtils::within)), the workers move all jobs after the commit. Keep that transaction short: until it ends, few
+/// jobs under limits start.
+impl<E: UtilsExecutor> WorkerUtils<E> {
     /// Sets a limit, or replaces it with all its settings. The task, or the group, must exist: see
     /// [`add_job`](WorkerUtils::add_job).
     ///
@@ -375,62 +382,71 @@ impl WorkerUtils {
 
     /// Makes the change, then calls the function with the number of jobs that were moved, several times if they are many.
     #[doc(hidden)]
-    pub async fn change_limit(&self, change: LimitChange<'_>, progress: impl FnMut(u64)) -> Result<bool, Error> {
+    pub async fn change_limit(&self, change: LimitChange<'_>, progress: impl FnMut(u64) + Send) -> Result<bool, Error> {
         let statements = self.statements()?;
-        let (query, what) = match change {
+        let named = |name: &str| Parameter::Text(Some(name.to_owned()));
+        let (statement, parameters, what) = match change {
             LimitChange::Set(limit) => {
-                limit.check()?;
                 self.store_limit(limit).await?;
                 self.settle_limits(progress).await?;
                 return Ok(true);
             }
-            LimitChange::Drop(name) => (statements.drop_limit.query().bind(name), format!("drop the limit {name}")),
+            LimitChange::Drop(name) => (&statements.drop_limit, vec![named(name)], format!("drop the limit {name}")),
             LimitChange::Pause(name, until) => {
-                (statements.pause.query().bind(name).bind(until), format!("pause {name}"))
+                (&statements.pause, vec![named(name), Parameter::Time(until)], format!("pause {name}"))
             }
-            LimitChange::Resume(name) => (statements.resume.query().bind(name), format!("resume {name}")),
+            LimitChange::Resume(name) => (&statements.resume, vec![named(name)], format!("resume {name}")),
         };
-        let row = self.fetch_one(query).await.context(|| what.clone()).map_err(Error::of_limit)?;
-        // `pause` returns no column.
-        let is_done = if row.is_empty() { true } else { row.try_get(0).context(|| what)? };
+        let done = self.executor().numbers(statement, parameters, || what.clone()).await.map_err(Error::of_limit)?;
         self.settle_limits(progress).await?;
-        Ok(is_done)
+        Ok(done.first() == Some(&1))
     }
 
     async fn store_limit(&self, limit: &Limit) -> Result<(), Error> {
+        limit.check()?;
         let context = || format!("set the limit {}", limit.name);
         let settings = limit.settings();
-        let query = self
-            .statements()?
-            .set_limit
-            .query()
-            .bind(&limit.name)
-            .bind(settings.concurrency)
-            .bind(settings.rate)
-            .bind(settings.per_seconds)
-            .bind(limit.burst.map(whole))
-            .bind(limit.weight)
-            .bind(limit.cost.map(whole))
-            .bind(&limit.group)
-            .bind(settings.trip)
-            .bind(settings.trip_seconds);
-        self.fetch_one(query).await.map(drop).context(context).map_err(Error::of_limit)
+        let parameters = vec![
+            Parameter::Text(Some(limit.name.clone())),
+            Parameter::Int(settings.concurrency),
+            Parameter::Int(settings.rate),
+            Parameter::Float(settings.per_seconds),
+            Parameter::Int(limit.burst.map(whole)),
+            Parameter::Float(limit.weight),
+            Parameter::Int(limit.cost.map(whole)),
+            Parameter::Text(limit.group.clone()),
+            Parameter::Int(settings.trip),
+            Parameter::Float(settings.trip_seconds),
+        ];
+        let statement = &self.statements()?.set_limit;
+        self.executor().numbers(statement, parameters, context).await.map(drop).map_err(Error::of_limit)
     }
 
-    /// Puts the waiting jobs where the limits want them, until there are none left or another session does it.
-    async fn settle_limits(&self, mut progress: impl FnMut(u64)) -> Result<(), Error> {
+    /// Puts the waiting jobs where the limits want them, until there are none left. Waits for another session that does it. In a
+    /// transaction of the application, the workers do it after the commit.
+    async fn settle_limits(&self, mut progress: impl FnMut(u64) + Send) -> Result<(), Error> {
+        if self.executor().pool().is_none() {
+            return Ok(());
+        }
         let context = || "move the waiting jobs under their limits".to_owned();
-        let mut moved = 0;
+        let (mut moved, mut busy_since) = (0, None);
         loop {
-            let row = self.fetch_one(self.statements()?.settle_limits.query()).await.context(context)?;
-            match row.try_get::<i64, _>(0).context(context)? {
-                0 => return Ok(()),
-                more => moved += more.unsigned_abs(),
+            let numbers = self.executor().numbers(&self.statements()?.settle_limits, Vec::new(), context).await?;
+            match numbers.first() {
+                None | Some(0) => return Ok(()),
+                Some(more) if *more > 0 => {
+                    busy_since = None;
+                    moved += more.unsigned_abs();
+                    progress(moved);
+                }
+                Some(_) if busy_since.get_or_insert_with(Instant::now).elapsed() > SETTLE_TIMEOUT => return Ok(()),
+                Some(_) => tokio::time::sleep(SETTLE_PAUSE).await,
             }
-            progress(moved);
         }
     }
+}
 
+impl WorkerUtils {
     /// Sets the limits of a worker's options that are not as they should be. Adds their tasks, if they do not exist yet. Waiting
     /// jobs are left to the running worker.
     pub(crate) async fn set_limits_of_worker(&self, limits: &[Limit]) -> Result<(), Error> {

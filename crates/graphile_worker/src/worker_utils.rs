@@ -204,11 +204,6 @@ impl WorkerUtils {
         WorkerUtils { executor: crate::db::tokio_postgres::WithinTokioPostgres(client), shared: self.shared.clone() }
     }
 
-    /// Notified when jobs are added through these utilities or their clones.
-    pub(crate) fn added(&self) -> Arc<Notify> {
-        self.shared.adding.added.clone()
-    }
-
     /// The application's pool.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.executor
@@ -406,10 +401,23 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         wait: Duration,
         max_wait: impl Into<Option<Duration>>,
     ) -> Result<Job, Error> {
-        let max_wait = max_wait.into();
+        self.debounce_in_queue(identifier, payload, key, (wait, max_wait.into()), None).await
+    }
+
+    /// The same for a job in a queue.
+    #[doc(hidden)]
+    pub async fn debounce_in_queue(
+        &self,
+        identifier: &str,
+        payload: impl Serialize,
+        key: &str,
+        (wait, max_wait): (Duration, Option<Duration>),
+        queue_name: Option<String>,
+    ) -> Result<Job, Error> {
         let times =
             [Parameter::Float(Some(wait.as_secs_f64())), Parameter::Float(max_wait.map(|max| max.as_secs_f64()))];
-        self.add_by_key(&self.statements()?.debounce, identifier, &payload, key, times).await
+        let spec = JobSpec { job_key: Some(key.to_owned()), queue_name, ..JobSpec::default() };
+        self.add_by_key(&self.statements()?.debounce, identifier, &payload, spec, times).await
     }
 
     /// Adds a job, at most one per key and `every`. The first call is due at once. The calls that follow within `every` become
@@ -429,8 +437,22 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         key: &str,
         every: Duration,
     ) -> Result<Job, Error> {
+        self.throttle_in_queue(identifier, payload, key, every, None).await
+    }
+
+    /// The same for a job in a queue.
+    #[doc(hidden)]
+    pub async fn throttle_in_queue(
+        &self,
+        identifier: &str,
+        payload: impl Serialize,
+        key: &str,
+        every: Duration,
+        queue_name: Option<String>,
+    ) -> Result<Job, Error> {
         let times = [Parameter::Float(Some(every.as_secs_f64()))];
-        self.add_by_key(&self.statements()?.throttle, identifier, &payload, key, times).await
+        let spec = JobSpec { job_key: Some(key.to_owned()), queue_name, ..JobSpec::default() };
+        self.add_by_key(&self.statements()?.throttle, identifier, &payload, spec, times).await
     }
 
     /// Adds a job by its key, after the hooks. They can change its task, payload, queue and key.
@@ -439,10 +461,9 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         statement: &Statement,
         identifier: &str,
         payload: &impl Serialize,
-        key: &str,
+        spec: JobSpec,
         times: impl IntoIterator<Item = Parameter>,
     ) -> Result<Job, Error> {
-        let spec = JobSpec { job_key: Some(key.to_owned()), ..JobSpec::default() };
         let NewJob { identifier, payload, spec } = self.hooked(identifier, payload, spec).await?;
         let context = || format!("add a job of the task {identifier:?}");
         let mut parameters = vec![
@@ -536,7 +557,12 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
     }
 
     /// The job after all hooks, with its payload serialized as JSON.
-    async fn hooked(&self, identifier: &str, payload: &impl Serialize, spec: JobSpec) -> Result<NewJob, Error> {
+    pub(crate) async fn hooked(
+        &self,
+        identifier: &str,
+        payload: &impl Serialize,
+        spec: JobSpec,
+    ) -> Result<NewJob, Error> {
         let invalid = |source| Error::InvalidPayload { identifier: identifier.to_owned(), source };
         let mut job = if !self.shared.hooks.has::<BeforeJobSchedule>() {
             NewJob { identifier: identifier.into(), payload: to_raw_value(payload).map_err(invalid)?, spec }
@@ -552,6 +578,11 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
             job.spec.run_at.get_or_insert_with(Utc::now);
         }
         Ok(job)
+    }
+
+    /// Notified when jobs are added through these utilities or their clones.
+    pub(crate) fn added(&self) -> Arc<Notify> {
+        self.shared.adding.added.clone()
     }
 
     pub(crate) fn executor(&self) -> &E {

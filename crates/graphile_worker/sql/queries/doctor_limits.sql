@@ -1,6 +1,7 @@
--- What `doctor` has to know of limits, in one row: those that no job and no worker uses, the pauses without end that are older
--- than a day, the tripped breakers (of queues, 100 at most), and the sessions that listen for jobs under no name of ours: idle workers of Node's. A worker that does not publish
--- its tasks may run any. Locks nothing; looks up a job of each limited task.
+-- What `doctor` has to know of limits and of replaced jobs, in one row: those that no job and no worker uses, the pauses without
+-- end that are older than a day, the tripped breakers (of queues, 100 at most), and the sessions that listen for jobs under no name
+-- of ours: idle workers of Node's. A worker that does not publish its tasks may run any. Successors wait for jobs that have
+-- ended only if no worker of this release looks. Locks nothing; looks up a job of each limited task.
 with workers as materialized (
   select workers.worker_id, pg_catalog.to_jsonb(workers) -> 'tasks'::text as tasks from :"schema"._rs_workers as workers
 )
@@ -47,4 +48,11 @@ select
     select count(*) from pg_stat_activity
     where datname = current_database() and pid <> pg_backend_pid() and query ilike 'listen "jobs:insert"%'
       and application_name not like 'graphile\_worker%'
-  ) as listeners;
+  ) as listeners,
+  (
+    select count(*) from :"schema"._rs_successors as successors
+    where not exists (
+      select from :"schema"._private_jobs as running
+      where running.id = any (successors.predecessor_ids) and running.locked_at is not null
+    )
+  ) as unnoticed;

@@ -6,10 +6,11 @@ with functions as (
     proc.proname in (
       '_rs_next_job_id', '_rs_next_job_ids', '_rs_verify_name', '_rs_keep_used_task', '_rs_keep_used_queue',
       '_rs_add_job_as_owner', '_rs_add_jobs_as_owner', '_rs_expire_own_jobs', '_rs_debounce_as_owner',
-      '_rs_throttle_as_owner'
+      '_rs_throttle_as_owner', '_rs_replace_job_as_owner'
     ) as should_run_as_owner,
     proc.proname in (
-      '_rs_add_job_as_owner', '_rs_add_jobs_as_owner', '_rs_expire_own_jobs', '_rs_debounce_as_owner', '_rs_throttle_as_owner'
+      '_rs_add_job_as_owner', '_rs_add_jobs_as_owner', '_rs_expire_own_jobs', '_rs_debounce_as_owner', '_rs_throttle_as_owner',
+      '_rs_replace_job_as_owner'
     ) as is_for_adding,
     exists (
       select from pg_catalog.unnest(proc.proconfig) as setting where setting like 'search\_path=%'

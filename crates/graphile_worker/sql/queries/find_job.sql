@@ -11,10 +11,11 @@ select
     when jobs.attempts > 0 then 'retrying'
     else 'scheduled'
   end as state,
-  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
+  coalesce(successors.run_at, jobs.run_at) as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
   jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at, jobs.locked_by, jobs.revision,
   case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
     as flags,
+  coalesce(successors.predecessor_ids, '{}') as replaces,
   jobs.payload::text as payload, job_queues.locked_at as queue_locked_at, job_queues.locked_by as queue_locked_by,
   coalesce(jobs.job_queue_id < 0, false) as is_in_lane,
   array(
@@ -29,5 +30,6 @@ join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
 left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
 left join :"schema"._rs_lanes as lane on lane.id = jobs.job_queue_id
 left join :"schema"._rs_lanes as replaced on replaced.old_queue_id = jobs.job_queue_id
+left join :"schema"._rs_successors as successors on successors.job_id = jobs.id
 left join :"schema"._rs_recoveries as recoveries on recoveries.job_id = jobs.id
 where jobs.id = $1::bigint;

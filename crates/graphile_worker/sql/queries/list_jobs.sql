@@ -7,6 +7,8 @@
 --
 -- The queue of a job under a limit is that of its lane, also while the lane waits for the end of the queue that it replaces.
 --
+-- A job that waits for the end of running ones that it replaces is shown with the time at which it is due after that.
+--
 -- A worker that runs a job of a repeatable task may only have locked its row: `xmax` then names the open transaction of one of
 -- its deferred lanes.
 with lanes as materialized (
@@ -25,15 +27,17 @@ select
     job_queues.queue_name
   ) as queue_name,
   state.name as state, jobs.priority,
-  jobs.run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
+  coalesce(successors.run_at, jobs.run_at) as run_at, jobs.attempts, jobs.max_attempts, jobs.last_error,
   jobs.created_at, jobs.updated_at, jobs.key, jobs.locked_at,
   coalesce(jobs.locked_by, lanes.worker_id) as locked_by, jobs.revision,
   case when jsonb_typeof(jobs.flags) = 'object' then array(select jsonb_object_keys(jobs.flags)) else '{}' end
-    as flags
+    as flags,
+  coalesce(successors.predecessor_ids, '{}') as replaces
 from :"schema"._private_jobs as jobs
 join :"schema"._private_tasks as tasks on tasks.id = jobs.task_id
 left join :"schema"._private_job_queues as job_queues on job_queues.id = jobs.job_queue_id
 left join :"schema"._rs_lanes as lane on lane.id = jobs.job_queue_id
+left join :"schema"._rs_successors as successors on successors.job_id = jobs.id
 left join lanes on lanes.transactionid = jobs.xmax
 cross join lateral (
   select case

@@ -142,10 +142,20 @@ select
     when job.attempts > 0 then 'retrying'
     else 'scheduled'
   end as state,
-  job.run_at, job.attempts, job.max_attempts, job.last_error,
+  coalesce(successor.run_at, job.run_at) as run_at, job.attempts, job.max_attempts, job.last_error,
   job.created_at, job.updated_at, job.key, job.locked_at, job.locked_by, job.revision,
   case when jsonb_typeof(job.flags) = 'object' then array(select jsonb_object_keys(job.flags)) else '{}' end
     as flags,
+  coalesce(successor.predecessor_ids, '{}') as replaces,
+  -- Those of them that still run. First the one whose worker cannot stop it.
+  (
+    select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+      'job_id', running.id, 'worker_id', running.locked_by,
+      'can_stop', :"schema"._rs_can_cancel(running.locked_by)
+    ) order by :"schema"._rs_can_cancel(running.locked_by), running.id), '[]')::text
+    from :"schema"._private_jobs as running
+    where running.id = any (successor.predecessor_ids) and running.locked_at is not null
+  ) as replaced,
   queue.locked_at as queue_locked_at, queue.locked_by as queue_locked_by,
   case when queue.locked_at is not null then (
     select min(running.id) from :"schema"._private_jobs as running
@@ -216,4 +226,5 @@ select
 from (select) as one
 left join job on true
 left join lane on true
-left join queue on true;
+left join queue on true
+left join :"schema"._rs_successors as successor on successor.job_id = job.id;

@@ -16,5 +16,7 @@ grant execute on function
   :"schema"._rs_debounce(text, json, text, interval, interval, text),
   :"schema"._rs_debounce_as_owner(text, json, text, interval, interval, text),
   :"schema"._rs_throttle(text, json, text, interval, text),
-  :"schema"._rs_throttle_as_owner(text, json, text, interval, text)
+  :"schema"._rs_throttle_as_owner(text, json, text, interval, text),
+  :"schema"._rs_replace_job(text, json, text, text, timestamptz, int, int, text[], text, boolean),
+  :"schema"._rs_replace_job_as_owner(text, json, text, text, timestamptz, int, int, text[], text, boolean)
 to :"role";

@@ -6,7 +6,7 @@ grant select on
   :"schema"._private_tasks, :"schema"._private_known_crontabs, :"schema"._rs_additions, :"schema"._rs_workers,
   :"schema"._rs_recoveries, :"schema"._rs_crontab_items, :"schema"._rs_limits, :"schema"._rs_lanes,
   :"schema"._rs_lane_calls, :"schema"._rs_slots, :"schema"._rs_limit_outcomes, :"schema"._rs_cancellations, :"schema"._rs_expiries,
-  :"schema"._rs_throttles
+  :"schema"._rs_throttles, :"schema"._rs_successors
 to :"role";
 drop policy if exists :"read_policy" on :"schema"._private_jobs;
 drop policy if exists :"read_policy" on :"schema"._private_job_queues;
@@ -23,6 +23,7 @@ drop policy if exists :"read_policy" on :"schema"._rs_limit_outcomes;
 drop policy if exists :"read_policy" on :"schema"._rs_cancellations;
 drop policy if exists :"read_policy" on :"schema"._rs_expiries;
 drop policy if exists :"read_policy" on :"schema"._rs_throttles;
+drop policy if exists :"read_policy" on :"schema"._rs_successors;
 create policy :"read_policy" on :"schema"._private_jobs for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._private_job_queues for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._private_tasks for select to :"role" using (true);
@@ -38,3 +39,4 @@ create policy :"read_policy" on :"schema"._rs_limit_outcomes for select to :"rol
 create policy :"read_policy" on :"schema"._rs_cancellations for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_expiries for select to :"role" using (true);
 create policy :"read_policy" on :"schema"._rs_throttles for select to :"role" using (true);
+create policy :"read_policy" on :"schema"._rs_successors for select to :"role" using (true);

@@ -384,6 +384,7 @@ begin
       priority = excluded.priority,
       run_at = case
         when preserve_run_at and jobs.attempts = 0 then jobs.run_at
+        when jobs.run_at = 'infinity' and exists (select from _rs_successors where job_id = jobs.id) then jobs.run_at
         else excluded.run_at
       end,
       attempts = 0,
@@ -395,6 +396,10 @@ begin
     where jobs.is_available
     returning * into job;
     if found then
+      if job.run_at = 'infinity' and not preserve_run_at then
+        -- It still waits for the running job that it replaces.
+        update _rs_successors as successors set run_at = coalesce(_rs_put_keyed_job.run_at, now()) where successors.job_id = job.id;
+      end if;
       return job;
     end if;
 
@@ -582,6 +587,7 @@ begin
       priority = excluded.priority,
       run_at = case
         when preserve_run_at and jobs.attempts = 0 then jobs.run_at
+        when jobs.run_at = 'infinity' and exists (select from _rs_successors where job_id = jobs.id) then jobs.run_at
         else excluded.run_at
       end,
       attempts = 0,
@@ -595,6 +601,13 @@ begin
   get diagnostics written = row_count;
   if written < cardinality(specs) then
     raise sqlstate 'GWAIT';
+  end if;
+  if not preserve_run_at and exists (select from _rs_successors) then
+    -- Those that still wait for running jobs that they replace.
+    update _rs_successors as successors set run_at = coalesce(spec.run_at, now())
+    from unnest(specs) as spec
+    join _private_jobs as jobs on jobs.key = spec.job_key
+    where successors.job_id = jobs.id;
   end if;
 end
 $$;
@@ -889,7 +902,10 @@ begin
     ), rescheduled as (
       update _private_jobs as jobs
       set
-        run_at = coalesce(reschedule_jobs.run_at, jobs.run_at),
+        run_at = case
+          when jobs.run_at = 'infinity' and exists (select from _rs_successors where job_id = jobs.id) then jobs.run_at
+          else coalesce(reschedule_jobs.run_at, jobs.run_at)
+        end,
         priority = coalesce(reschedule_jobs.priority, jobs.priority),
         attempts = coalesce(reschedule_jobs.attempts, jobs.attempts),
         max_attempts = coalesce(reschedule_jobs.max_attempts, jobs.max_attempts),
@@ -905,6 +921,10 @@ begin
     select * from rescheduled;
   if found then
     perform _rs_notify_jobs(cardinality(job_ids));
+  end if;
+  if reschedule_jobs.run_at is not null and exists (select from _rs_successors) then
+    -- Those that still wait for running jobs that they replace.
+    update _rs_successors as successors set run_at = reschedule_jobs.run_at where successors.job_id = any (job_ids);
   end if;
 end
 $$;

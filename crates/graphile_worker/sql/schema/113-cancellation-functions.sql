@@ -37,7 +37,7 @@ begin
   return query
     with chosen as materialized (
       select
-        jobs.id, jobs.locked_by,
+        jobs.id, jobs.locked_by, jobs.key,
         case
           when not _rs_may_administer(jobs.locked_at) then 'running'
           when jobs.locked_at is null and jobs.attempts >= jobs.max_attempts then 'failed'
@@ -67,10 +67,12 @@ begin
       from chosen
       where jobs.id = chosen.id and chosen.state = 'running'
     ), requested as (
-      insert into _rs_cancellations as requests (job_id, force)
-      select chosen.id, coalesce(_rs_cancel_jobs.force, false) from chosen where chosen.state = 'running' order by chosen.id
-      on conflict on constraint _rs_cancellations_pkey
-        do update set force = requests.force or excluded.force, requested_at = now(), requested_by = current_user
+      insert into _rs_cancellations as requests (job_id, force, key)
+      select chosen.id, coalesce(_rs_cancel_jobs.force, false), chosen.key
+      from chosen where chosen.state = 'running' order by chosen.id
+      on conflict on constraint _rs_cancellations_pkey do update set
+        force = requests.force or excluded.force, requested_at = now(), requested_by = current_user,
+        key = coalesce(excluded.key, requests.key)
       returning requests.job_id
     ), told as (
       select pg_notify('jobs:cancel', (
@@ -99,7 +101,9 @@ $$;
 -- Whether a worker stops jobs when it is asked to. Only our workers do; those of older releases, which have registered with
 -- a lower level, do not. A dead worker of ours counts: recovery ends its jobs.
 create or replace function :"schema"._rs_can_cancel(worker_id text)
-returns boolean language sql stable as $$
+returns boolean language sql stable
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
   select worker_id like 'rs-%' and not exists (
     select from _rs_workers as workers where workers.worker_id = $1 and workers.level < 13
   )

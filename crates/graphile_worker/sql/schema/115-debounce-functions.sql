@@ -37,7 +37,11 @@ begin
     update _private_jobs set created_at = clock_timestamp() where id = job.id returning * into job;
   end if;
   -- The row is ours until the transaction ends.
-  if job.run_at > job.created_at + max_wait then
+  if job.run_at = 'infinity' and exists (select from _rs_successors where job_id = job.id) then
+    -- It waits for a running job that it replaces.
+    update _rs_successors as successors set run_at = least(successors.run_at, job.created_at + max_wait)
+    where successors.job_id = job.id;
+  elsif job.run_at > job.created_at + max_wait then
     update _private_jobs set run_at = job.created_at + max_wait where id = job.id returning * into job;
   end if;
   return job;

@@ -462,8 +462,9 @@ end
 $$;
 
 -- Puts waiting jobs where the limits want them, about `at_most`: into lanes, and out of lanes that are no longer needed. Returns
--- how much it did; 0 if nothing is left to do. Workers call it every few seconds, and callers that set or drop a limit call it, too.
-create or replace function :"schema"._rs_settle_lanes(at_most int default 10000)
+-- how much it did; 0 if nothing is left to do, null if another session is at it. Workers call it every few seconds, and callers that
+-- set or drop a limit call it, too. Lanes that have had no jobs for the time `idle` are deleted.
+create or replace function :"schema"._rs_settle_lanes(at_most int default 10000, idle interval default '1 hour')
 returns bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 as $$
@@ -475,7 +476,7 @@ declare
 begin
   -- One session at a time: two would only wait for each other's rows.
   if not pg_try_advisory_xact_lock(hashtextextended('graphile_worker lanes ' || '_rs_lanes'::regclass::oid, 0)) then
-    return 0;
+    return null;
   end if;
   -- What was only a pause, without a limit, needs no lanes once it is over.
   perform _rs_end_pause(limits.name) from _rs_limits as limits where limits.paused_until <= now();
@@ -540,6 +541,15 @@ begin
     exit when moved >= at_most;
     moved := moved + _rs_dissolve_lane(lane.id, lane.task_id, lane.queue_name, at_most - moved);
   end loop;
+  perform _rs_check_new_lanes();
+  -- What claims have left, because another session had locked the lane or the limit; and what is about none that exists.
+  perform _rs_apply_outcomes();
+  delete from _rs_limit_outcomes as outcomes
+  where not exists (select from _rs_lanes as lanes where lanes.id = outcomes.lane_id)
+    and not exists (select from _rs_limits as limits where limits.id = outcomes.limit_id);
+  if moved < at_most then
+    moved := moved + _rs_delete_idle_lanes(idle, least(at_most - moved, 1000)::int);
+  end if;
   -- Slots of workers that have no job in the lane any more. At the end, so that a worker does not wait for these rows.
   delete from _rs_slots as held where (held.lane_id, held.worker_id) = any (array(
     select (unused.lane_id, unused.worker_id) from _rs_slots as unused
@@ -550,13 +560,49 @@ begin
     )
     for update skip locked
   ));
-  perform _rs_check_new_lanes();
-  -- What claims have left, because another session had locked the lane or the limit; and what is about none that exists.
-  perform _rs_apply_outcomes();
-  delete from _rs_limit_outcomes as outcomes
-  where not exists (select from _rs_lanes as lanes where lanes.id = outcomes.lane_id)
-    and not exists (select from _rs_limits as limits where limits.id = outcomes.limit_id);
   return moved;
+end
+$$;
+
+-- Deletes lanes of queues that have had no jobs for long, so that a pattern over millions of names does not leave a row for each. The
+-- next job of such a queue creates a lane again, which starts where a waking lane does. A lane whose rate still counts a start
+-- stays, and so does one with failed jobs, which may be run again. Looks at `at_most` lanes and returns how many it has deleted. The
+-- caller is the only session that does this.
+create or replace function :"schema"._rs_delete_idle_lanes(idle interval, at_most int)
+returns bigint language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
+declare
+  deleted bigint := 0;
+  lane record;
+begin
+  for lane in
+    select lanes.id, lanes.queue_name, lanes.old_queue_id, lanes.tat from _rs_lanes as lanes
+    where lanes.idle_since < now() - idle and lanes.queue_name is not null
+    order by lanes.idle_since limit at_most
+    for update skip locked
+  loop
+    -- A session that has read the lane may still add a job: it holds the name. Each check below has a later snapshot.
+    continue when not pg_try_advisory_xact_lock('_private_jobs'::regclass::oid::int, _rs_name_bucket('queue', lane.queue_name));
+    if lane.tat > now()
+      or lane.old_queue_id is not null
+      or exists (select from _rs_lane_calls as calls where calls.lane_id = lane.id)
+      or exists (select from _private_jobs as jobs where jobs.is_available = true and jobs.job_queue_id = lane.id)
+      or exists (
+        select from _private_jobs as jobs where jobs.locked_at is not null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane.id
+      )
+      or exists (
+        select from _private_jobs as jobs
+        where jobs.is_available = false and jobs.locked_at is null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane.id
+      )
+    then
+      update _rs_lanes as lanes set idle_since = greatest(lanes.tat, now()) where lanes.id = lane.id;
+    else
+      delete from _rs_lanes as lanes where lanes.id = lane.id;
+      deleted := deleted + 1;
+    end if;
+  end loop;
+  return deleted;
 end
 $$;
 
@@ -627,8 +673,9 @@ begin
       select from _private_jobs as jobs where jobs.locked_at is not null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane
     )
   then
-    -- Failed jobs may be retried later.
-    update _private_jobs as jobs set job_queue_id = queue where jobs.job_queue_id = lane;
+    -- Failed jobs may be retried later. Only they are left, and they have an index.
+    update _private_jobs as jobs set job_queue_id = queue
+    where jobs.is_available = false and jobs.locked_at is null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane;
     delete from _rs_lane_calls where lane_id = lane;
     delete from _rs_slots where lane_id = lane;
     delete from _rs_lanes where id = lane;

@@ -629,7 +629,8 @@ begin
         update _rs_lanes as lanes
         set
           tat = states.tat, turn = states.turn, mean_ms = states.mean_ms, ready_at = states.ready_at, waits_for = states.waits_for,
-          started_at = case when lanes.tat is distinct from states.tat then now() else lanes.started_at end
+          started_at = case when lanes.tat is distinct from states.tat then now() else lanes.started_at end,
+          idle_since = case when states.ready_at = 'infinity' and states.waits_for is null then now() end
         from states where lanes.id = any (array[states.id])
           and (lanes.tat, lanes.turn, lanes.ready_at, lanes.waits_for) is distinct from (states.tat, states.turn, states.ready_at, states.waits_for)
       ), slots as materialized (

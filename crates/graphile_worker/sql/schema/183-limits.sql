@@ -43,7 +43,8 @@ create index if not exists _rs_limits_with_breakers on :"schema"._rs_limits (id)
 
 -- `turn` orders the lanes that wait: it grows with the time that the jobs of the lane take, divided by its weight. `ready_at` is
 -- when a claim has to look at the lane: '-infinity' if it has due jobs and room, 'infinity' if only an event can change
--- something (a call, or room in the limit `waits_for`). `old_queue_id` is the queue that the lane replaces, as long as
+-- something (a call, or room in the limit `waits_for`). `idle_since` is when a claim found last that only an event can change
+-- something; null if there is more to do. `old_queue_id` is the queue that the lane replaces, as long as
 -- that has jobs. `is_new` means that the transaction that created the lane may have overlapped one that set or dropped a limit, and
 -- that neither saw the other: `limit_id` has to be checked.
 create table if not exists :"schema"._rs_lanes (
@@ -62,7 +63,8 @@ create table if not exists :"schema"._rs_lanes (
   closed_until timestamptz,
   failures int not null default 0,
   tripped_at timestamptz,
-  counted_from timestamptz
+  counted_from timestamptz,
+  idle_since timestamptz default now()
 ) with (fillfactor = 50);
 create unique index if not exists _rs_lanes_of_queues on :"schema"._rs_lanes (queue_name) where queue_name is not null;
 create unique index if not exists _rs_lanes_of_tasks on :"schema"._rs_lanes (task_id) where task_id is not null;
@@ -72,6 +74,8 @@ create index if not exists _rs_lanes_due on :"schema"._rs_lanes (ready_at)
 create index if not exists _rs_lanes_new on :"schema"._rs_lanes (id) where is_new;
 create index if not exists _rs_lanes_closed on :"schema"._rs_lanes (closed_until) where closed_until is not null;
 create index if not exists _rs_lanes_waiting on :"schema"._rs_lanes (waits_for, turn) where waits_for is not null;
+create index if not exists _rs_lanes_idle on :"schema"._rs_lanes (idle_since)
+  where idle_since is not null and queue_name is not null;
 
 -- A call says that something has changed in a lane: a job was added, or one has ended. A transaction only inserts calls,
 -- so it waits for no other session; the next claim from the lane deletes them. A claim that does not see a call leaves it to the
@@ -124,4 +128,5 @@ comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs an
 comment on index :"schema"._rs_lanes_due is 'For claims: lanes that have to be looked at later.';
 comment on index :"schema"._rs_lanes_new is 'Finds the lanes whose limit has to be checked.';
 comment on index :"schema"._rs_lanes_waiting is 'For claims: lanes that wait for room in a shared limit.';
+comment on index :"schema"._rs_lanes_idle is 'Lanes of queues that may have had no jobs for long, the oldest first.';
 comment on index :"schema"._rs_lane_calls_by_lane is 'For claims: lanes in which something has changed.';

@@ -5,6 +5,8 @@ comment on table :"schema"._rs_crontab_items is 'The crontab items of each Rust 
 comment on table :"schema"._rs_workers is 'The registered Rust workers (recovery is on) and their heartbeats.';
 comment on table :"schema"._rs_recoveries is 'How often each job was recovered from a dead worker.';
 comment on table :"schema"._rs_cancellations is 'Running jobs that were asked to stop.';
+comment on index :"schema"._rs_cancellations_by_key is 'Finds the running jobs that had a key until they were cancelled.';
+comment on table :"schema"._rs_successors is 'Jobs that wait for the end of running jobs that they replace.';
 comment on table :"schema"._rs_expiries is 'Jobs that fail if they have not started by a given time.';
 comment on index :"schema"._rs_expiries_by_time is 'The expiries in the order in which they have to be looked at.';
 comment on table :"schema"._rs_throttles is 'When the last job of each throttled key starts.';
@@ -45,6 +47,9 @@ comment on function :"schema"._rs_debounce is 'Adds a job that runs when no call
 comment on function :"schema"._rs_debounce_as_owner is 'Debounces as the owner of the schema.';
 comment on function :"schema"._rs_throttle is 'Adds a job, at most one per key and interval.';
 comment on function :"schema"._rs_throttle_as_owner is 'Throttles as the owner of the schema.';
+comment on function :"schema"._rs_replace_job is 'Adds a job in the place of the one with its key, also if that is running.';
+comment on function :"schema"._rs_replace_job_as_owner is 'Replaces a job as the owner of the schema.';
+comment on function :"schema"._rs_release_successors is 'Lets jobs start whose replaced jobs have ended.';
 comment on function :"schema"._rs_adds_as_owner is 'Whether this role adds jobs as the owner, because of row security.';
 comment on function :"schema"._rs_add_job_as_owner is 'Adds a job as the owner of the schema.';
 comment on function :"schema"._rs_add_jobs_as_owner is 'Adds jobs as the owner of the schema.';
@@ -79,6 +84,7 @@ comment on function :"schema"._rs_drop_limit is 'Drops a limit.';
 comment on function :"schema"._rs_pause is 'Starts no more jobs of a task, a queue, a pattern, a group, or at all.';
 comment on function :"schema"._rs_resume is 'Ends a pause, a closure and a tripped breaker.';
 comment on function :"schema"._rs_settle_lanes is 'Moves waiting jobs into lanes, and out of those that are no longer needed.';
+comment on function :"schema"._rs_delete_idle_lanes is 'Deletes lanes that have had no jobs for long.';
 comment on function :"schema"._rs_drain_old_queue is 'Lets a lane begin once the queue that it replaces is empty.';
 comment on function :"schema"._rs_dissolve_lane is 'Moves the jobs of a lane without a limit back, and deletes it.';
 comment on function :"schema"._rs_room is 'Returns how many more jobs a limit allows now.';

@@ -26,6 +26,9 @@ pub(crate) mod sealed {
         /// The integer in a column.
         fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error>;
 
+        /// The integers in a column that is an array.
+        fn integers(&self, column: &str, context: &dyn Fn() -> String) -> Result<Vec<i64>, Error>;
+
         /// The text in a column that may be null.
         fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error>;
 
@@ -88,6 +91,10 @@ impl sealed::DriverRow for PgRow {
     }
 
     fn integer(&self, column: &str, context: &dyn Fn() -> String) -> Result<i64, Error> {
+        self.try_get(column).context(context)
+    }
+
+    fn integers(&self, column: &str, context: &dyn Fn() -> String) -> Result<Vec<i64>, Error> {
         self.try_get(column).context(context)
     }
 

@@ -52,6 +52,10 @@ impl sealed::DriverRow for Row {
         self.try_get(column).map_err(|source| Error::TokioPostgres { context: context(), source })
     }
 
+    fn integers(&self, column: &str, context: &dyn Fn() -> String) -> Result<Vec<i64>, Error> {
+        self.try_get(column).map_err(|source| Error::TokioPostgres { context: context(), source })
+    }
+
     fn optional_text(&self, column: &str, context: &dyn Fn() -> String) -> Result<Option<String>, Error> {
         let text = self.try_get(column).map(|text: Option<Text>| text.map(|Text { text, .. }| text));
         text.map_err(|source| Error::TokioPostgres { context: context(), source })

@@ -188,6 +188,8 @@ struct Limits {
     tripped: Vec<String>,
     /// Sessions that listen for jobs under no name of ours.
     listeners: i64,
+    /// Jobs whose replaced jobs have ended, and that no worker has let start.
+    unnoticed: i64,
 }
 
 impl WorkerUtils {
@@ -340,6 +342,7 @@ fn limits(row: &PgRow) -> sqlx::Result<Limits> {
         long_paused: texts(row, "long_paused")?,
         tripped: texts(row, "tripped")?,
         listeners: row.try_get("listeners")?,
+        unnoticed: row.try_get("unnoticed")?,
     })
 }
 
@@ -398,6 +401,7 @@ fn judge(facts: &Facts) -> Vec<DoctorCheck> {
             checks.push(pauses(&jobs.limits, &facts.schema));
             checks.push(breakers(&jobs.limits, &facts.schema));
             checks.extend(workers_of_limited_jobs(jobs));
+            checks.extend(replaced_jobs(&jobs.limits, &facts.schema));
         }
     }
     checks
@@ -902,6 +906,13 @@ fn breakers(limits: &Limits, schema: &str) -> DoctorCheck {
     DoctorCheck::advice("breakers", format!("tripped: {}", some_of(&limits.tripped)), advice)
 }
 
+/// Whether jobs wait although the jobs that they replace have ended. `None` if there are none.
+fn replaced_jobs(limits: &Limits, schema: &str) -> Option<DoctorCheck> {
+    let found = format!("waiting for jobs that have ended: {}", limits.unnoticed);
+    let advice = format!("Only workers of this release let them start. Start one: {}", program(schema));
+    (limits.unnoticed > 0).then(|| DoctorCheck::advice("replaced_jobs", found, advice))
+}
+
 /// Whether workers are there that run jobs under limits, and whether others never will. `None` without limits.
 fn workers_of_limited_jobs(jobs: &Jobs) -> Option<DoctorCheck> {
     let name = "limited_jobs";
@@ -1061,7 +1072,14 @@ mod tests {
     #[test]
     fn limits_that_nothing_uses_and_old_pauses_get_advice() {
         let names = |count: usize| (0..count).map(|n| format!("task:{n}")).collect::<Vec<_>>();
-        let limits = Limits { all: names(9), unused: names(7), long_paused: names(1), tripped: names(1), listeners: 0 };
+        let limits = Limits {
+            all: names(9),
+            unused: names(7),
+            long_paused: names(1),
+            tripped: names(1),
+            listeners: 0,
+            unnoticed: 0,
+        };
         let unused = limit_use(&limits, "graphile_worker");
         assert_eq!(unused.found, "9; no job and no worker uses task:0, task:1, task:2, task:3, task:4, …");
         assert_eq!(level(unused), DoctorLevel::Advice);

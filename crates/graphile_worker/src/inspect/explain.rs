@@ -45,6 +45,8 @@ struct Facts {
     queue_locked_at: Option<DateTime<Utc>>,
     queue_locked_by: Option<String>,
     queue_job_id: Option<i64>,
+    /// The running jobs that it replaces.
+    replaced: Vec<SeenReplaced>,
     is_in_lane: bool,
     limits: Vec<SeenLimit>,
     ahead: i64,
@@ -52,6 +54,14 @@ struct Facts {
     /// Sessions that listen for jobs.
     listeners: i64,
     last_heartbeat_at: Option<DateTime<Utc>>,
+}
+
+/// A running job that the job replaces.
+#[derive(Debug, Clone, Deserialize)]
+struct SeenReplaced {
+    job_id: i64,
+    worker_id: Option<String>,
+    can_stop: bool,
 }
 
 /// A limit or a pause that the job is under.
@@ -402,6 +412,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
     };
     let workers: String = row.try_get("workers")?;
     let limits: String = row.try_get("limits")?;
+    let replaced: String = row.try_get("replaced")?;
     Ok(Facts {
         now: time(row, "now")?,
         job: if id.is_some() { Some(summary(row)?) } else { None },
@@ -413,6 +424,7 @@ fn read(row: &PgRow) -> sqlx::Result<Facts> {
         queue_locked_at: optional_time(row, "queue_locked_at")?,
         queue_locked_by: optional_text(row, "queue_locked_by")?,
         queue_job_id: row.try_get("queue_job_id")?,
+        replaced: serde_json::from_str(&replaced).map_err(decode)?,
         is_in_lane: row.try_get("is_in_lane")?,
         limits: serde_json::from_str(&limits).map_err(decode)?,
         ahead: 0,
@@ -451,7 +463,10 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
     let mut reasons = Vec::new();
     let pauses = facts.limits.iter().flat_map(|limit| limit.pause().into_iter().chain(limit.closed()));
     if job.state != JobState::Ready {
-        reasons.push(WhyReason::NotDue { run_at: job.run_at, seconds: -since(job.run_at), attempts, last_error });
+        reasons.extend(waits_for_replaced(facts, job));
+        if reasons.is_empty() || job.run_at > facts.now {
+            reasons.push(WhyReason::NotDue { run_at: job.run_at, seconds: -since(job.run_at), attempts, last_error });
+        }
         reasons.extend(pauses);
         reasons.extend(no_worker_for_task(facts, job));
         return reasons;
@@ -483,6 +498,21 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
         reasons.push(should_run(facts, job));
     }
     reasons
+}
+
+/// Whether the job replaces another, whose end it waits for.
+fn waits_for_replaced(facts: &Facts, job: &JobSummary) -> Option<WhyReason> {
+    if job.replaces.is_empty() {
+        return None;
+    }
+    Some(match facts.replaced.first() {
+        Some(replaced) => {
+            let worker = facts.worker(replaced.worker_id.as_deref());
+            let freed_after = facts.freed_after(&worker);
+            WhyReason::ReplacedIsRunning { job_id: replaced.job_id, worker, can_stop: replaced.can_stop, freed_after }
+        }
+        None => WhyReason::ReplacedHasEnded,
+    })
 }
 
 fn cancel_reason(job: &JobSummary) -> Option<String> {
@@ -650,6 +680,7 @@ mod tests {
                 locked_by: None,
                 revision: 0,
                 flags: Vec::new(),
+                replaces: Vec::new(),
             }),
             is_being_cancelled: false,
             table_lock: None,
@@ -659,6 +690,7 @@ mod tests {
             queue_locked_at: None,
             queue_locked_by: None,
             queue_job_id: None,
+            replaced: Vec::new(),
             is_in_lane: false,
             limits: Vec::new(),
             ahead: 0,

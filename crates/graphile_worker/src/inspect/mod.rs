@@ -196,6 +196,8 @@ pub struct JobSummary {
     pub revision: i32,
     /// Its flags.
     pub flags: Vec<String>,
+    /// The jobs that it replaces and that were running then: it waits until they have ended.
+    pub replaces: Vec<i64>,
 }
 
 /// A job with all details.
@@ -530,6 +532,7 @@ pub(crate) fn summary(row: &PgRow) -> sqlx::Result<JobSummary> {
         locked_by: optional_text(row, "locked_by")?,
         revision: row.try_get("revision")?,
         flags: texts(row, "flags")?,
+        replaces: row.try_get("replaces")?,
     })
 }
 

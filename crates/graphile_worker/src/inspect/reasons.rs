@@ -191,6 +191,19 @@ pub enum WhyReason {
         /// Error of the last attempt.
         last_error: Option<String>,
     },
+    /// It replaces a job that is still running.
+    ReplacedIsRunning {
+        /// That job.
+        job_id: i64,
+        /// The worker that runs it.
+        worker: WhyWorker,
+        /// Whether the worker stops jobs when it is asked to. Node's and those of older releases do not.
+        can_stop: bool,
+        /// Seconds without a heartbeat after which another worker ends it; `None` if no live worker does.
+        freed_after: Option<f64>,
+    },
+    /// The running job that it replaces has ended, and no worker has noticed yet.
+    ReplacedHasEnded,
     /// A session holds, or waits for, a lock on a table: no worker can claim jobs.
     TableLocked {
         /// The table.
@@ -396,6 +409,16 @@ impl fmt::Display for WhyReason {
                 error(f, last_error)
             }
             WhyReason::NotDue { seconds, attempts, last_error, .. } => not_due(f, *seconds, *attempts, last_error),
+            WhyReason::ReplacedIsRunning { job_id, worker, can_stop, .. } => {
+                write!(f, "It waits until job {job_id}, which it replaces, has ")?;
+                match can_stop {
+                    true => write!(f, "stopped in {worker}, which was asked to stop it."),
+                    false => write!(f, "ended in {worker}, which cannot stop it."),
+                }
+            }
+            WhyReason::ReplacedHasEnded => f.write_str(
+                "The job that it replaces has ended, and no worker has noticed yet. Only workers of this release look for that, each second.",
+            ),
             WhyReason::TableLocked { table, granted, waits_for, holder } => {
                 table_locked(f, table, *granted, *waits_for, holder)
             }
@@ -754,6 +777,16 @@ pub(super) fn fix(reasons: &[WhyReason], id: i64, schema: &str) -> Option<String
         WhyReason::BeingCancelled { .. } => {
             Some(format!("If it ignores the request, end it: {program} cancel --force {id}"))
         }
+        WhyReason::ReplacedIsRunning { worker, can_stop: true, .. }
+            if matches!(worker.state, WorkerState::Silent | WorkerState::Stale | WorkerState::Dead) =>
+        {
+            release(worker, &program)
+        }
+        WhyReason::ReplacedIsRunning { job_id, can_stop: true, .. } => {
+            Some(format!("If it ignores the request, end it: {program} cancel --force {job_id}"))
+        }
+        WhyReason::ReplacedIsRunning { worker, .. } => release(worker, &program),
+        WhyReason::ReplacedHasEnded => Some(format!("Start a worker: {program}")),
         WhyReason::AttemptsUsedUp { .. } | WhyReason::Cancelled { .. } => {
             Some(format!("To retry it with all attempts: {program} run-now {id}"))
         }

@@ -1044,6 +1044,7 @@ async fn install_functions(connection: &mut PgConnection, schema: &Schema) -> Re
     run(connection, schema, files::LIMIT_FUNCTIONS, "install the functions of limits").await?;
     run(connection, schema, files::LIMITED_EXCHANGE_FUNCTIONS, "install the functions of claims under limits").await?;
     run(connection, schema, files::LIMIT_OUTCOME_FUNCTIONS, "install the functions of outcomes under limits").await?;
+    run(connection, schema, files::REPLACE_FUNCTIONS, "install the functions of replacing").await?;
     run(connection, schema, files::COMMENTS, "describe the tables and functions").await?;
     let checksum = functions_checksum(connection, schema).await?;
     record(connection, schema, FUNCTIONS_STEP, checksum, false).await

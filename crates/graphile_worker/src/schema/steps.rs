@@ -12,7 +12,7 @@ pub(super) const BREAKING: [i32; 7] = [1, 3, 11, 13, 14, 16, 19];
 
 /// The step of our own ledger that installs the SQL functions and describes what is installed. A release that changes the
 /// functions takes the next free number, so that an older release leaves them alone.
-pub(super) const FUNCTIONS_STEP: i32 = 20;
+pub(super) const FUNCTIONS_STEP: i32 = 22;
 
 /// The step of our own ledger that creates the indexes. A release that changes them takes the next free number.
 pub(super) const INDEXES_STEP: i32 = 19;
@@ -43,6 +43,7 @@ const ADDITIONS: &[Addition] = &[
     Addition { step: 16, breaking: false, file: files::THROTTLES, what: "create the table of throttles" },
     Addition { step: 17, breaking: false, file: files::LIMITS, what: "create the tables of limits" },
     Addition { step: 18, breaking: false, file: files::USED_NAMES, what: "protect the names that jobs use" },
+    Addition { step: 21, breaking: false, file: files::SUCCESSORS, what: "create the table of successors" },
 ];
 
 /// An additional breaking step for the tests of live upgrades. Only in programs that are built and started
@@ -86,16 +87,18 @@ pub(crate) mod files {
     pub(crate) const LIMIT_OUTCOME_FUNCTIONS: &str = include_str!("../../sql/schema/118-limit-outcome-functions.sql");
     pub(crate) const RECOVERY_FUNCTIONS: &str = include_str!("../../sql/schema/111-recovery-functions.sql");
     pub(crate) const DEBOUNCE_FUNCTIONS: &str = include_str!("../../sql/schema/115-debounce-functions.sql");
+    pub(crate) const REPLACE_FUNCTIONS: &str = include_str!("../../sql/schema/119-replace-functions.sql");
     pub(crate) const EXPIRY_FUNCTIONS: &str = include_str!("../../sql/schema/114-expiry-functions.sql");
     pub(crate) const CANCELLATION_FUNCTIONS: &str = include_str!("../../sql/schema/113-cancellation-functions.sql");
     /// Name and file of each index.
-    pub(crate) const INDEXES: [(&str, &str); 6] = [
+    pub(crate) const INDEXES: [(&str, &str); 7] = [
         ("_rs_jobs_unqueued", include_str!("../../sql/schema/120-index-unqueued.sql")),
         ("_rs_jobs_in_queues", include_str!("../../sql/schema/121-index-queued.sql")),
         ("_rs_jobs_by_queue", include_str!("../../sql/schema/122-index-by-queue.sql")),
         ("_rs_jobs_by_kind", include_str!("../../sql/schema/123-index-by-kind.sql")),
         ("_rs_jobs_in_queues_by_task", include_str!("../../sql/schema/124-index-queued-by-task.sql")),
         ("_rs_jobs_in_use", include_str!("../../sql/schema/125-index-in-use.sql")),
+        ("_rs_jobs_failed_in_lanes", include_str!("../../sql/schema/126-index-failed-in-lanes.sql")),
     ];
     /// Indexes of earlier releases, which the present ones replace.
     pub(crate) const REPLACED_INDEXES: [&str; 3] = ["_rs_jobs_by_task", "_rs_jobs_queued", "_rs_jobs_queued_by_task"];
@@ -108,6 +111,7 @@ pub(crate) mod files {
     pub(crate) const EXPIRIES: &str = include_str!("../../sql/schema/181-expiries.sql");
     pub(crate) const THROTTLES: &str = include_str!("../../sql/schema/182-throttles.sql");
     pub(crate) const LIMITS: &str = include_str!("../../sql/schema/183-limits.sql");
+    pub(crate) const SUCCESSORS: &str = include_str!("../../sql/schema/184-successors.sql");
     #[cfg(feature = "_next_release")]
     pub(crate) const NEXT_RELEASE: &str = include_str!("../../tests/it/next_release/step.sql");
     pub(crate) const OLD_LAYOUT_RENAME: &str = include_str!("../../sql/schema/900-old-layout-rename.sql");

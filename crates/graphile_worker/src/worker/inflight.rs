@@ -32,7 +32,7 @@ use chrono::{DateTime, Utc};
 use ready::Ready;
 use slots::Slots;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
@@ -64,6 +64,8 @@ pub(crate) struct Inflight {
     pub(crate) second_lane_due: Notify,
     /// Notified when a batch may be due.
     batch_due: Notify,
+    /// Whether the end of a cancelled job was recorded: the job that replaces it may start.
+    cancelled_recorded: AtomicBool,
     /// Whether batches claim the jobs of repeatable tasks, and not exchanges.
     pub(crate) batches_run: Arc<AtomicBool>,
 }
@@ -278,6 +280,7 @@ impl Inflight {
             exchange_due: Notify::new(),
             second_lane_due: Notify::new(),
             batch_due: Notify::new(),
+            cancelled_recorded: AtomicBool::new(false),
             batches_run: Arc::default(),
         }
     }
@@ -455,6 +458,12 @@ impl Inflight {
             state.claim_size.claimed(count, bytes);
             let report = state.written(report, &answer, now);
             state.take_slots(&answer.slots);
+            if !state.cancelled.is_empty()
+                && report.ended.iter().any(|ended| state.cancelled.contains_key(&ended.job.id))
+            {
+                self.cancelled_recorded.store(true, Ordering::Release);
+                self.exchange_due.notify_one();
+            }
             state.receive(answer.jobs);
             if state.closed {
                 state.release_waiting(|_| true);
@@ -670,6 +679,11 @@ impl Inflight {
             self.exchange_due.notify_one();
         }
         unstarted
+    }
+
+    /// Whether the end of a cancelled job was recorded since this was last called.
+    pub(crate) fn take_cancelled_recorded(&self) -> bool {
+        self.cancelled_recorded.swap(false, Ordering::AcqRel)
     }
 
     /// Whether any job waits or runs.

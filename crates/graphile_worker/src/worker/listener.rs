@@ -76,7 +76,9 @@ struct LedgerChecks {
     cancellation_requested: AtomicBool,
     /// Jobs were added that expire.
     expiries_changed: AtomicBool,
-    /// Notified with either.
+    /// Jobs wait for the end of running jobs that they replace, or the listener may have missed that.
+    successors_changed: AtomicBool,
+    /// Notified with any of these.
     changed: Notify,
     /// How many workers listen, about.
     workers: AtomicU32,
@@ -178,7 +180,12 @@ impl Listener {
         self.checks.expiries_changed.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns when jobs are cancelled, or jobs that expire are added.
+    /// Whether running jobs were replaced since this was last called.
+    pub(crate) fn take_successors_changed(&self) -> bool {
+        self.checks.successors_changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns when jobs are cancelled or replaced, or jobs that expire are added.
     pub(crate) async fn something_changed(&self) {
         self.checks.changed.notified().await;
     }
@@ -238,6 +245,7 @@ async fn listen_forever(
                 checks.limits_changed.store(true, Ordering::Release);
                 checks.cancellation_requested.store(true, Ordering::Release);
                 checks.expiries_changed.store(true, Ordering::Release);
+                checks.successors_changed.store(true, Ordering::Release);
                 checks.is_listening.store(true, Ordering::Release);
                 woken.notify_one();
                 hooks.emit(ListenSuccess, || shared.event(None)).await;
@@ -306,6 +314,7 @@ async fn connect(on: &ListenOn, worker_id: &str) -> sqlx::Result<Option<PgListen
             "jobs:insert",
             "jobs:cancel",
             "jobs:expire",
+            "jobs:replace",
             "worker:migrate",
             "worker:tasks",
             "worker:limits",
@@ -380,6 +389,10 @@ async fn listen(
                     }
                     "jobs:expire" if notification.payload() == shared.statements.schema.name() => {
                         checks.expiries_changed.store(true, Ordering::Release);
+                        checks.changed.notify_one();
+                    }
+                    "jobs:replace" if notification.payload() == shared.statements.schema.name() => {
+                        checks.successors_changed.store(true, Ordering::Release);
                         checks.changed.notify_one();
                     }
                     "worker:tasks" if notification.payload() == shared.statements.schema.name() => {

@@ -1,5 +1,5 @@
 //! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
-//! reads which of its jobs are cancelled, releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
+//! reads which of its jobs are cancelled, lets jobs start whose replaced jobs have ended, releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
 //! and warns of rows that stay locked.
 //!
 //! Recovery of dead workers is not here: see `recovery`.
@@ -51,6 +51,10 @@ const CANCELLATIONS_RETRY: Duration = Duration::from_secs(1);
 /// The minimum interval between two sweeps for expired jobs.
 const EXPIRIES_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The interval at which a worker looks whether replaced jobs have ended, as long as jobs wait for that. It looks at once if
+/// they have ended in this worker.
+const SUCCESSORS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// When each kind of maintenance is due.
 pub(super) struct Maintenance {
     poll_interval: Duration,
@@ -58,6 +62,8 @@ pub(super) struct Maintenance {
     cancellations_read_at: Instant,
     /// When to look for expired jobs; `None` if no job expires, as far as this worker knows.
     expiries_at: Option<Instant>,
+    /// When to look whether replaced jobs have ended; `None` if no job waits for that, as far as this worker knows.
+    successors_at: Option<Instant>,
     keep_locks_fresh_after: Duration,
     fresh_locks_at: Instant,
     stale_locks_at: Instant,
@@ -80,6 +86,7 @@ impl Maintenance {
             poll_interval,
             cancellations_read_at: now,
             expiries_at: Some(now),
+            successors_at: Some(now),
             keep_locks_fresh_after,
             fresh_locks_at: now,
             stale_locks_at: now,
@@ -153,6 +160,34 @@ impl Maintenance {
         let pause = next.into_iter().chain(poll).min().map(|pause| pause.max(EXPIRIES_INTERVAL));
         self.expiries_at = pause.and_then(|pause| now.checked_add(pause));
         expired
+    }
+
+    /// Returns when replaced jobs may have ended.
+    pub(super) async fn successors_due(&self) {
+        match self.successors_at {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Lets jobs start whose replaced jobs have ended. Costs nothing as long as no running job is replaced: a worker looks when
+    /// it starts, when it is notified and, if it does not listen, at each poll. Returns whether any may start.
+    pub(super) async fn release_successors(
+        &mut self,
+        exchange: &mut Exchange,
+        listener: &Listener,
+        inflight: &Inflight,
+    ) -> bool {
+        let now = Instant::now();
+        let is_notified = listener.take_successors_changed() | inflight.take_cancelled_recorded();
+        if !is_notified && self.successors_at.is_none_or(|at| at > now) {
+            return false;
+        }
+        let (released, others_wait) = exchange.release_successors().await;
+        let pause = others_wait.then(|| jittered(SUCCESSORS_INTERVAL));
+        let poll = (!listener.is_listening()).then_some(self.poll_interval.max(SUCCESSORS_INTERVAL));
+        self.successors_at = pause.into_iter().chain(poll).min().and_then(|pause| now.checked_add(pause));
+        released
     }
 
     /// Refreshes the locks of long-running jobs, so that no worker releases them as older than 4 hours.
@@ -378,6 +413,23 @@ impl Exchange {
             }
             Err(_) => Some(EXPIRIES_INTERVAL),
         }
+    }
+
+    /// Lets jobs start whose replaced jobs have ended. Returns whether there were any, and whether others wait.
+    async fn release_successors(&mut self) -> (bool, bool) {
+        let Some(connection) = self.connection.as_mut() else { return (false, true) };
+        let query = self.statements.release_successors.query().persistent(false);
+        let Ok(released) = tokio::time::timeout(self.answer_timeout, self.session.fetch_one(connection, query)).await
+        else {
+            // The answer may arrive when another one is expected.
+            self.connection = None;
+            return (false, true);
+        };
+        let released =
+            released.and_then(|row| Ok((row.try_get::<i64, _>("released")? > 0, row.try_get("others_wait")?)));
+        released
+            .inspect_err(|error| debug!(label = "worker", %error, "could not look for replaced jobs; retrying"))
+            .unwrap_or((false, true))
     }
 
     /// How many workers are connected to this database, about.

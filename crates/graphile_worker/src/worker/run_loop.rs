@@ -177,7 +177,7 @@ impl<'w> RunLoop<'w> {
     async fn run_until_done(&mut self) -> Result<(), Error> {
         // Opening the exchange has already looked for jobs: if there are none, skip the exchange, whose planning takes
         // longer than the rest of the run.
-        if self.mode == Mode::Drain && !self.exchange.jobs_wait() {
+        if self.mode == Mode::Drain && !self.exchange.jobs_wait() && !self.release_successors().await {
             return Ok(());
         }
         loop {
@@ -201,6 +201,7 @@ impl<'w> RunLoop<'w> {
         self.maintenance.keep_locks_fresh(&mut self.exchange, &self.inflight).await;
         self.cancel_jobs().await;
         self.expire_jobs().await;
+        self.release_successors().await;
         if self.leave_at.is_none() {
             self.maintenance.check_schema(&mut self.exchange, &self.listener).await;
             if let Some(notice) = self.listener.shutdown_notice.notice() {
@@ -277,6 +278,16 @@ impl<'w> RunLoop<'w> {
             );
             shared.hooks.emit(JobExpired, || shared.job_event(&job, Duration::ZERO, error.clone())).await;
         }
+    }
+
+    /// Lets jobs start whose replaced jobs have ended. Returns whether there are any.
+    async fn release_successors(&mut self) -> bool {
+        let RunLoop { maintenance, exchange, listener, inflight, .. } = self;
+        let any = maintenance.release_successors(exchange, listener, inflight).await;
+        if any {
+            self.inflight.wake_claim();
+        }
+        any
     }
 
     fn is_done(&self) -> bool {
@@ -427,6 +438,7 @@ impl<'w> RunLoop<'w> {
             () = self.maintenance.cancellations_due(&self.listener, &self.inflight) => {}
             () = self.maintenance.expiries_due() => {}
             () = self.maintenance.limit_hooks_due(&self.worker.shared.hooks), if !is_leaving => {}
+            () = self.maintenance.successors_due() => {}
             () = shutdown.leaving.cancelled(), if !is_leaving => {}
             () = self.listener.shutdown_notice.notified(), if !is_leaving => {}
             () = shutdown.grace_period_over(self.leave_at, self.worker.settings.shutdown_grace_period) => return Next::Leave,

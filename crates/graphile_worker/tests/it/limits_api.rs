@@ -1,7 +1,7 @@
 //! Limits and pauses, as set, dropped and listed in SQL and in Rust. What they allow to run is tested with the workers.
 
 use crate::support::{Db, Log, Started, until};
-use crate::worker_support::{Held, options, utils};
+use crate::worker_support::{Held, options, until_true, utils};
 use graphile_worker::{DoctorLevel, Error, Limit, LimitSummary, RoleRight, WorkerRecoveryConfig, WorkerUtils};
 use serde_json::{Value, json};
 use sqlx::Executor;
@@ -567,4 +567,99 @@ async fn a_limit_and_a_pause_are_effective_in_a_running_worker() {
     held.go_on.notify_one();
     started.stop().await;
     assert_eq!(held.runs(), 4);
+}
+
+#[tokio::test]
+async fn limits_change_in_the_transaction_of_the_caller() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t')").await;
+    let names =
+        "select coalesce(json_agg(name order by name), '[]') from graphile_worker._rs_limits where not is_dropped";
+    let mut transaction = db.pool.begin().await.unwrap();
+    utils(&db).within(&mut transaction).set_limit(&Limit::task("t").concurrency(2)).await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert_eq!(db.value(names).await, json!([]));
+
+    let mut transaction = db.pool.begin().await.unwrap();
+    let within = utils(&db).within(&mut transaction);
+    within.set_limit(&Limit::task("t").concurrency(2)).await.unwrap();
+    within.set_limit(&Limit::queue("q*").concurrency(3)).await.unwrap();
+    within.pause("queue:q*").await.unwrap();
+    assert!(within.resume("queue:q*").await.unwrap() && !within.resume("queue:q*").await.unwrap());
+    assert!(!within.drop_limit("queue:other").await.unwrap());
+    let wrong = within.set_limit(&Limit::task("t").concurrency(0)).await.unwrap_err();
+    assert!(matches!(wrong, graphile_worker::Error::InvalidLimit { .. }), "{wrong:?}");
+    transaction.commit().await.unwrap();
+    assert_eq!(db.value(names).await, json!(["queue:q*", "task:t"]));
+    // The jobs are left to the workers.
+    let outside = "select count(*) from graphile_worker._private_jobs where job_queue_id is null";
+    assert_eq!(db.value(outside).await, 1);
+    while db.value("select graphile_worker._rs_settle_lanes()").await != 0 {}
+    assert_eq!(db.value(outside).await, 0);
+}
+
+#[tokio::test]
+async fn a_caller_that_sets_a_limit_waits_for_the_session_that_moves_jobs() {
+    let db = Db::installed().await;
+    db.run("select graphile_worker.add_job('t') from generate_series(1, 3)").await;
+    let mut busy = db.pool.begin().await.unwrap();
+    sqlx::query("select graphile_worker._rs_settle_lanes()").execute(&mut *busy).await.unwrap();
+    assert_eq!(db.value("select graphile_worker._rs_settle_lanes()").await, json!(null));
+    let utils = utils(&db);
+    let setting = tokio::spawn(async move { utils.set_limit(&Limit::task("t").concurrency(1)).await });
+    until_true("the limit is set", &db, "select exists (select from graphile_worker._rs_limits)").await;
+    assert!(!setting.is_finished());
+    busy.commit().await.unwrap();
+    setting.await.unwrap().unwrap();
+    let outside = "select count(*) from graphile_worker._private_jobs where job_queue_id is null";
+    assert_eq!(db.value(outside).await, 0, "all jobs are under the limit when it returns");
+}
+
+#[tokio::test]
+async fn lanes_that_have_had_no_jobs_for_long_are_deleted() {
+    let db = Db::installed().await;
+    let day = std::time::Duration::from_secs(86_400);
+    utils(&db).set_limit(&Limit::queue("t:*").concurrency(1)).await.unwrap();
+    utils(&db).set_limit(&Limit::queue("rated").rate(1, day)).await.unwrap();
+    for queue in ["t:done", "t:waiting", "t:failed", "t:running", "t:adding", "rated"] {
+        db.run(&format!("select graphile_worker.add_job('t', queue_name := '{queue}')")).await;
+    }
+    let lanes = "select json_agg(queue_name order by queue_name) from graphile_worker._rs_lanes";
+    let of = |queue: &str| format!("(select id from graphile_worker._rs_lanes where queue_name = '{queue}')");
+    // A worker runs the jobs of these two, and leaves the others alone.
+    db.run("update graphile_worker._private_jobs set run_at = now() + interval '1 day' where id in (2, 3, 4, 5)").await;
+    crate::worker_support::run_once(&db, |_, _| async {}).await;
+    assert_eq!(
+        db.value("select json_agg(id order by id) from graphile_worker._private_jobs").await,
+        json!([2, 3, 4, 5])
+    );
+    db.run(&format!(
+        "update graphile_worker._private_jobs set attempts = max_attempts where job_queue_id = {};
+         update graphile_worker._private_jobs set locked_at = now(), locked_by = 'rs-a', attempts = 1 where job_queue_id = {};
+         delete from graphile_worker._private_jobs where job_queue_id = {};
+         delete from graphile_worker._rs_lane_calls",
+        of("t:failed"), of("t:running"), of("t:adding")
+    ))
+    .await;
+    // Not before the time has passed.
+    assert_eq!(db.value("select graphile_worker._rs_settle_lanes()").await, 0);
+    let mut adding = db.pool.begin().await.unwrap();
+    let add = "select graphile_worker.add_job('t', queue_name := 't:adding')";
+    sqlx::query(add).execute(&mut *adding).await.unwrap();
+    let settle = "select graphile_worker._rs_settle_lanes(idle := interval '-1 second')";
+    db.run(&format!("do $$ begin while ({settle}) <> 0 loop commit; end loop; end $$")).await;
+    assert_eq!(db.value(lanes).await, json!(["rated", "t:adding", "t:failed", "t:running", "t:waiting"]));
+    adding.commit().await.unwrap();
+
+    // The next job of the queue has a lane again, and all of them run.
+    db.run("select graphile_worker.add_job('t', queue_name := 't:done')").await;
+    db.run("update graphile_worker._private_jobs set run_at = now(), locked_at = null, locked_by = null, attempts = 0")
+        .await;
+    db.run("insert into graphile_worker._rs_lane_calls (lane_id) select id from graphile_worker._rs_lanes").await;
+    crate::worker_support::run_once(&db, |_, _| async {}).await;
+    assert_eq!(db.value("select count(*) from graphile_worker._private_jobs").await, 0);
+    db.run("update graphile_worker._rs_lanes set tat = now(), idle_since = now() where queue_name = 'rated'").await;
+    db.run(&format!("do $$ begin while ({settle}) <> 0 loop commit; end loop; end $$")).await;
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_lanes").await, 0);
+    assert_eq!(db.value("select count(*) from graphile_worker._rs_lane_calls").await, 0);
 }

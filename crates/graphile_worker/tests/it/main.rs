@@ -44,6 +44,7 @@ mod recovery;
 mod refusals;
 mod releases;
 mod repeatable;
+mod replace;
 mod roles;
 mod rooms;
 mod rust_port;

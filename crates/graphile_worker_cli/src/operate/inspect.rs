@@ -169,6 +169,8 @@ pub(super) fn jobs_table(jobs: &[JobSummary], now: DateTime<Utc>) -> Table {
             // Such a job does not run, whatever its run_at is.
             if matches!(job.state, JobState::Failed | JobState::Cancelled) {
                 "".into()
+            } else if let Some(replaced) = job.replaces.first() {
+                format!("after job {replaced}").into()
             } else {
                 relative_time(job.run_at, now).into()
             },
@@ -213,6 +215,10 @@ fn details_table(details: &JobDetails, now: DateTime<Utc>) -> Result<Table, Fail
     table.pair("task", job.task_identifier.as_str());
     table.pair("state", Cell::toned(job.state.as_str(), tone(job.state)));
     table.pair("run at", timestamp(job.run_at, now));
+    if !job.replaces.is_empty() {
+        let replaced: Vec<String> = job.replaces.iter().map(|id| format!("job {id}")).collect();
+        table.pair("replaces", format!("{}, and waits for its end", replaced.join(", ")));
+    }
     table.pair("attempts", format!("{} of {}", job.attempts, job.max_attempts));
     table.pair("priority", job.priority.to_string());
     if let Some(queue) = &job.queue_name {

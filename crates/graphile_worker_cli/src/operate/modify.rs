@@ -12,7 +12,8 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use graphile_worker::{
     CancelOptions, CancelOutcome, CleanupTask, Job, JobFilter, JobKeyMode, JobSpec, JobState, RawJobSpec,
-    RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState, WorkerSummary, WorkerUtils, short_worker_id,
+    ReplaceOutcome, Replacement, RescheduleJobOptions, SweepStaleWorkersOptions, WorkerState, WorkerSummary,
+    WorkerUtils, short_worker_id,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -42,7 +43,7 @@ pub(crate) struct Add {
         long, value_name = "FILE",
         conflicts_with_all = [
             "task", "payload", "queue", "run_at", "delay", "max_attempts", "priority", "key", "key_mode", "expires_in",
-            "flags",
+            "flags", "replace_running", "debounce", "throttle",
         ]
     )]
     file: Option<PathBuf>,
@@ -70,6 +71,34 @@ pub(crate) struct Add {
     /// Flag; workers can be configured to skip jobs with it. Repeat for several flags
     #[arg(long = "flag", value_name = "FLAG")]
     flags: Vec<String>,
+    /// If the job with this key is running, stop it, and start the new one when it has ended
+    #[arg(long, requires = "key", conflicts_with = "key_mode")]
+    replace_running: bool,
+    /// End the running job if it does not stop in time: drop the handler of a task in Rust, kill a program
+    #[arg(long, requires = "replace_running")]
+    force: bool,
+    /// Reason, which the stopped job shows as its last error
+    #[arg(long, value_name = "TEXT", requires = "replace_running")]
+    reason: Option<String>,
+    /// Run the job when it was not added with this key again for this time, such as 5s
+    #[arg(
+        long, value_name = "DURATION", requires = "key", value_parser = arguments::duration,
+        conflicts_with_all = [
+            "run_at", "delay", "max_attempts", "priority", "key_mode", "expires_in", "flags", "replace_running", "throttle",
+        ]
+    )]
+    debounce: Option<Duration>,
+    /// With --debounce: run it this long after the first call at the latest
+    #[arg(long, value_name = "DURATION", requires = "debounce", value_parser = arguments::duration)]
+    max_wait: Option<Duration>,
+    /// Run at most one job with this key in this time, such as 1m
+    #[arg(
+        long, value_name = "DURATION", requires = "key", value_parser = arguments::duration,
+        conflicts_with_all = [
+            "run_at", "delay", "max_attempts", "priority", "key_mode", "expires_in", "flags", "replace_running",
+        ]
+    )]
+    throttle: Option<Duration>,
     #[command(flatten)]
     output: OutputFormat,
 }
@@ -276,6 +305,16 @@ impl<'a> From<&'a Job> for JobOutput<'a> {
     }
 }
 
+/// A job that was added in the place of another, as `--json` prints it.
+#[derive(Serialize)]
+struct ReplacementOutput<'a> {
+    #[serde(flatten)]
+    job: JobOutput<'a>,
+    outcome: ReplaceOutcome,
+    waits_for: &'a [i64],
+    worker_id: Option<&'a str>,
+}
+
 /// A job, key or worker that was not changed, and why.
 #[derive(Serialize)]
 struct NotDone<T> {
@@ -295,8 +334,20 @@ pub(super) async fn add(args: Add, database: &Database) -> Result<(), Failure> {
         let jobs = read_jobs(file).await?;
         return add_all(&jobs, &utils_for_adding(database).await?, database, args.output).await;
     }
+    args.check()?;
     let payload = payload(args.payload.as_deref()).await?;
     let utils = utils_for_adding(database).await?;
+    let task = args.task.unwrap_or_default();
+    if args.debounce.is_some() || args.throttle.is_some() {
+        let key = args.key.unwrap_or_default();
+        let job = match (args.debounce, args.throttle) {
+            (Some(wait), _) => utils.debounce_in_queue(&task, payload, &key, (wait, args.max_wait), args.queue).await?,
+            (None, every) => {
+                utils.throttle_in_queue(&task, payload, &key, every.unwrap_or_default(), args.queue).await?
+            }
+        };
+        return print_added(&job, args.output);
+    }
     let spec = JobSpec {
         run_at: due(args.when.run_at, args.when.delay, database).await?,
         queue_name: args.queue,
@@ -307,13 +358,56 @@ pub(super) async fn add(args: Add, database: &Database) -> Result<(), Failure> {
         flags: (!args.flags.is_empty()).then_some(args.flags),
         expires_at: due(None, args.expires_in, database).await?,
     };
-    let job = utils.add_raw_job(&args.task.unwrap_or_default(), payload, spec).await?;
-    if args.output.json {
-        return print_json(&JobOutput::from(&job));
+    if args.replace_running {
+        let key = spec.job_key.clone().unwrap_or_default();
+        let options = CancelOptions::default().reason(args.reason).force(args.force);
+        let replaced = utils.replace_raw_job(&task, payload, &key, spec, options).await?;
+        return print_replaced(&replaced, args.output);
+    }
+    let job = utils.add_raw_job(&task, payload, spec).await?;
+    print_added(&job, args.output)
+}
+
+impl Add {
+    /// What is wrong with these options together, besides what clap finds.
+    fn check(&self) -> Result<(), Failure> {
+        let (Some(wait), Some(max)) = (self.debounce, self.max_wait) else { return Ok(()) };
+        if max >= wait {
+            return Ok(());
+        }
+        let [wait, max] = [wait, max].map(|time| length(time.as_secs_f64()));
+        Err(Failure::Usage(format!("--max-wait must be at least as long as --debounce ({wait}), got {max}")))
+    }
+}
+
+fn print_added(job: &Job, output: OutputFormat) -> Result<(), Failure> {
+    if output.json {
+        return print_json(&JobOutput::from(job));
     }
     let done = if job.revision > 0 { "changed" } else { "added" };
     let due = relative_time(job.run_at.max(Utc::now()), Utc::now());
     print_line(&format!("job {} {done}: {}, due {due}", job.id, sanitize(&job.task_identifier)))
+}
+
+fn print_replaced(replaced: &Replacement, output: OutputFormat) -> Result<(), Failure> {
+    let Replacement { job, outcome, waits_for, worker_id, .. } = replaced;
+    let worker_id = worker_id.as_deref();
+    if output.json {
+        let job = JobOutput::from(job);
+        return print_json(&ReplacementOutput { job, outcome: *outcome, waits_for, worker_id });
+    }
+    let how = match outcome {
+        ReplaceOutcome::Stopping => "stopped in",
+        ReplaceOutcome::Unstoppable => "ended in",
+        _ => return print_added(job, output),
+    };
+    let jobs: Vec<String> = waits_for.iter().map(|id| format!("job {id}")).collect();
+    let (jobs, has) = (jobs.join(", "), if waits_for.len() == 1 { "has" } else { "have" });
+    let done = if job.revision > 0 { "changed" } else { "added" };
+    let worker = sanitize(short_worker_id(worker_id.unwrap_or_default()));
+    let note = if *outcome == ReplaceOutcome::Unstoppable { ", which cannot stop it" } else { "" };
+    let task = sanitize(&job.task_identifier);
+    print_line(&format!("job {} {done}: {task}, starts when {jobs} {has} {how} worker {worker}{note}", job.id))
 }
 
 /// Reads all of standard input, on another thread, so that a signal can interrupt it.

@@ -232,6 +232,7 @@ async fn list_filters_and_pages() {
             "max_attempts",
             "priority",
             "queue_name",
+            "replaces",
             "revision",
             "run_at",
             "state",
@@ -846,4 +847,75 @@ async fn a_job_can_be_added_with_an_expiry() {
         value(&database, "select count(*)::int from graphile_worker._rs_expiries where check_at <= now()").await,
         1
     );
+}
+
+#[tokio::test]
+async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
+    let database = installed_database().await;
+    let replace = |more: &[&'static str]| [&["add", "t", "[1]", "--key", "k", "--replace-running"], more].concat();
+    assert_eq!(said(&database, &replace(&[])), "job 1 added: t, due now\n");
+    let first = answer(&database, &replace(&["--in", "1h", "--priority", "3"]));
+    assert_eq!((&first["id"], &first["outcome"], &first["waits_for"]), (&json!(1), &json!("replaced"), &json!([])));
+    assert_eq!(first["priority"], 3);
+
+    run_sql(
+        &database,
+        "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'worker-of-node', attempts = 1",
+    )
+    .await;
+    assert_eq!(
+        said(&database, &replace(&["--force", "--reason", "newer"])),
+        "job 3 added: t, starts when job 1 has ended in worker worker-of-node, which cannot stop it\n"
+    );
+    run_sql(&database, "update graphile_worker._private_jobs set locked_by = 'rs-a' where id = 1").await;
+    assert_eq!(said(&database, &replace(&[])), "job 3 changed: t, starts when job 1 has stopped in worker rs-a\n");
+    let json = answer(&database, &replace(&[]));
+    assert_eq!(
+        (&json["id"], &json["outcome"], &json["waits_for"], &json["worker_id"]),
+        (&json!(3), &json!("stopping"), &json!([1]), &json!("rs-a"))
+    );
+    assert!(said(&database, &["list"]).contains("after job 1"));
+    assert!(said(&database, &["show", "3"]).contains("job 1, and waits for its end"));
+    assert_eq!(answer(&database, &["show", "3"])["replaces"], json!([1]));
+    assert_eq!(answer(&database, &["why", "3"])["reasons"][0]["reason"], "replaced_is_running");
+    assert!(said(&database, &["show", "1"]).contains("Cancelled: newer"));
+}
+
+#[tokio::test]
+async fn add_debounces_and_throttles() {
+    let database = installed_database().await;
+    let debounce = ["add", "t", "1", "--key", "d", "--debounce", "5m", "--max-wait", "10m", "--queue", "q"];
+    assert_eq!(said(&database, &debounce), "job 1 added: t, due in 5m\n");
+    let again = answer(&database, &debounce);
+    assert_eq!((&again["id"], &again["revision"]), (&json!(1), &json!(1)));
+    let throttle = ["add", "t", "1", "--key", "t", "--throttle", "1m"];
+    assert_eq!(answer(&database, &throttle)["key"], "t");
+    assert_eq!(said(&database, &["list", "--queue", "q"]).lines().count(), 2);
+    run_sql(&database, "delete from graphile_worker._private_jobs where key = 't'").await;
+    let later = answer(&database, &throttle)["run_at"].as_str().unwrap().to_owned();
+    assert!(later.parse::<chrono::DateTime<chrono::Utc>>().unwrap() > chrono::Utc::now(), "{later}");
+}
+
+#[tokio::test]
+async fn add_rejects_options_that_make_no_sense_together() {
+    let database = installed_database().await;
+    for (options, problem) in [
+        ("--debounce 5s", "--key <KEY>"),
+        ("--throttle 5s", "--key <KEY>"),
+        ("--replace-running", "--key <KEY>"),
+        ("--key k --debounce 5s --throttle 5s", "'--throttle <DURATION>'"),
+        ("--key k --debounce 5s --in 5s", "'--in <DURATION>'"),
+        ("--key k --throttle 5s --priority 5", "'--priority <N>'"),
+        ("--key k --debounce 5s --replace-running", "'--replace-running'"),
+        ("--key k --replace-running --key-mode replace", "'--key-mode <MODE>'"),
+        ("--key k --max-wait 5s", "--debounce <DURATION>"),
+        ("--key k --force", "--replace-running"),
+        ("--key k --reason x", "--replace-running"),
+        ("--key k --debounce 5s --max-wait 1s", "--max-wait must be at least as long as --debounce (5s), got 1s"),
+    ] {
+        let arguments: Vec<&str> = ["add", "t"].into_iter().chain(options.split(' ')).collect();
+        let (code, _, stderr) = ran(on(&database, &arguments));
+        assert!(code == 2 && stderr.contains(problem), "{options}: {code} {stderr}");
+    }
+    assert_eq!(value(&database, "select count(*) from graphile_worker.jobs").await, 0);
 }

@@ -1,0 +1,8 @@
+-- Jobs that replace running ones, and wait until these have ended. Until then, `run_at` of the job is `infinity`, and its real
+-- `run_at` is here. Empty unless a running job is being replaced.
+create table if not exists :"schema"._rs_successors (
+  job_id bigint primary key,
+  predecessor_ids bigint[] not null,
+  run_at timestamptz not null
+);
+alter table :"schema"._rs_successors enable row level security;
