@@ -260,7 +260,9 @@ $$;
 -- sees the lanes. Until then, each claim looks for itself. Waits for no other session; call it last, because it makes
 -- sessions that set limits of queues wait until the transaction ends.
 create or replace function :"schema"._rs_check_new_lanes()
-returns void language plpgsql as $$
+returns void language plpgsql
+set search_path = pg_catalog, :"schema", pg_temp
+as $$
 begin
   if not exists (select from _rs_lanes where is_new) or not pg_try_advisory_xact_lock(_rs_lock_of_queue_limits()) then
     return;

@@ -183,7 +183,7 @@ $$;
 -- The worker starts no more jobs of the lane than it has slots. It alone lowers their number (`kept_lanes`, `kept_slots`), and a claim
 -- that has locked the lane raises it, up to `most_slots`. How many jobs are claimed ahead depends on how long a job of the lane
 -- takes, and how long those that are running have taken so far (`kept_ms`): as many as run within `ahead_ms`. Not if the lane has
--- a rate, is in a group, or is closed: then each claimed job counts.
+-- a rate or a breaker, is in a group, or is closed: then each claimed job counts.
 --
 -- `task_rooms` is how many more jobs of each task the worker may take, null for any number. `run_lanes` and `run_ms` say how
 -- long the reported jobs took. Returns the claimed jobs, and one last row without an id: the time of the claim, whether it was
@@ -368,7 +368,7 @@ begin
         select
           limits.id, limits.task_id, limits.group_id, limits.cost, limits.rate, limits.per, limits.burst, limits.tat, room.n, room.next_at,
           greatest(shared_use.slots - limits.concurrency, 0) as excess,
-          limits.tripped_at is null and coalesce(greatest(limits.paused_until, limits.closed_until) <= now(), true) as is_open
+          limits.trip is null and coalesce(greatest(limits.paused_until, limits.closed_until) <= now(), true) as is_open
         from shared_use
         join _rs_limits as limits on limits.id = any (array[shared_use.id])
         cross join lateral _rs_room(
@@ -398,7 +398,7 @@ begin
           case
             when lanes.old_queue_id is not null then false
             when lanes.task_id is null then
-              limits.rate is null and limits.group_id is null and lanes.tripped_at is null
+              limits.rate is null and limits.group_id is null and limits.trip is null
               and coalesce(greatest(limits.paused_until, lanes.closed_until) <= now(), true)
             else shared_rooms.rate is null and shared_rooms.group_id is null and shared_rooms.is_open
           end as is_plain,
