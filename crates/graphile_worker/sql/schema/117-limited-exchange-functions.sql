@@ -400,9 +400,15 @@ begin
             when lanes.task_id is null then
               limits.rate is null and limits.group_id is null and limits.trip is null
               and coalesce(greatest(limits.paused_until, lanes.closed_until) <= now(), true)
+            when shared_rooms.id is null then true
             else shared_rooms.rate is null and shared_rooms.group_id is null and shared_rooms.is_open
           end as is_plain,
-          case when lanes.old_queue_id is not null then 0 else least(room.n, shared_rooms.n) end as room,
+          -- Otherwise another claim has locked the limit, and nothing is known of it.
+          lanes.task_id is null or shared_rooms.id is not null as is_known,
+          case
+            when lanes.old_queue_id is not null or lanes.task_id is not null and shared_rooms.id is null then 0
+            else least(room.n, shared_rooms.n)
+          end as room,
           case when lanes.old_queue_id is not null then at_time + interval '100 milliseconds' else room.next_at end as next_at
         from base cross join _rs_lanes as lanes
         left join _rs_limits as limits on limits.id = any (array[lanes.limit_id])
@@ -430,6 +436,7 @@ begin
           -- How many more slots the worker may take, and how many more jobs it may claim.
           slots.n as free,
           case
+            when not rooms.is_known then 0
             when rooms.is_plain and rooms.own_slots + slots.n > 0 then greatest(least(
               share,
               rooms.own_slots + slots.n - rooms.own_jobs
@@ -441,7 +448,7 @@ begin
           end as n
         from rooms
         cross join lateral (
-          select case when rooms.is_plain then least(rooms.room, greatest(most_slots - rooms.own_slots, 0)) else rooms.room end as n
+          select least(rooms.room, case when rooms.is_plain then greatest(most_slots - rooms.own_slots, 0) else 1000000 end) as n
         ) as slots
       ), priorities as (
         select own.id as lane_id, own.n, first.priority, first.run_at

@@ -549,3 +549,22 @@ async fn a_function_that_turns_off_scans_of_tables_turns_off_compilation_too() {
           and 'enable_seqscan=off' = any (proconfig) and not 'jit=off' = any (proconfig)";
     assert_eq!(db.value(compiled).await, 0);
 }
+
+#[tokio::test]
+async fn a_claim_whose_limit_another_session_has_locked_leaves_the_worker_its_slots() {
+    let db = Db::installed().await;
+    task_exists(&db, "t").await;
+    set_limit(&db, "'task:t', concurrency => 3").await;
+    db.run("update graphile_worker._rs_lanes set mean_ms = 0.01").await;
+    db.run("select graphile_worker.add_job('t') from generate_series(1, 20)").await;
+    let claim = "select json_build_array(count(id), max(slots[1])) from graphile_worker._rs_claim_from_lanes(
+        'w', '{}', '{}', '{}', (select array_agg(id) from graphile_worker._private_tasks), null, 10, null, null, null, null, null,
+        8000000, '{}', '{}', '{}', 2, 5
+    )";
+    assert_eq!(db.value(claim).await, json!([10, 2]));
+    let mut other = db.pool.begin().await.unwrap();
+    sqlx::query("select from graphile_worker._rs_limits for update").execute(&mut *other).await.unwrap();
+    assert_eq!(db.value(claim).await, json!([0, 2]));
+    other.rollback().await.unwrap();
+    assert_eq!(db.value(claim).await, json!([10, 2]), "it claims more for the slots that it has");
+}
