@@ -46,7 +46,7 @@ select json_object_agg(name, definition) from everything
 "#;
 
 /// What we add to the contract, all of it.
-const OURS: [&str; 240] = [
+const OURS: [&str; 241] = [
     "column _rs_additions.breaking",
     "column _rs_additions.checksum",
     "column _rs_additions.id",
@@ -70,6 +70,7 @@ const OURS: [&str; 240] = [
     "column _rs_lanes.failures",
     "column _rs_lanes.id",
     "column _rs_lanes.idle_since",
+    "column _rs_lanes.is_new",
     "column _rs_lanes.limit_id",
     "column _rs_lanes.mean_ms",
     "column _rs_lanes.old_queue_id",
