@@ -38,7 +38,7 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 static EMPTY_CLAIMS: AtomicU64 = AtomicU64::new(0);
 static LATENCIES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
 static ORDER: LazyLock<Mutex<Order>> = LazyLock::new(Mutex::default);
-/// How many milliseconds a job of the task `recorded` takes, and its runs.
+/// How many milliseconds a job of the task `recorded` takes, and the runs of the task.
 static RECORDED_MS: AtomicU64 = AtomicU64::new(0);
 static RUNS: Mutex<Vec<Value>> = Mutex::new(Vec::new());
 static STARTED: Notify = Notify::const_new();
@@ -365,7 +365,7 @@ impl TaskHandler for Timed {
 struct Recorded {
     #[serde(default)]
     queue: i64,
-    /// How long it takes, if not as long as all others.
+    /// How long it takes, if that differs from the other jobs.
     #[serde(default)]
     ms: Option<u64>,
 }

@@ -159,9 +159,9 @@ pub(crate) struct Ended {
     pub(crate) left: Vec<i64>,
     pub(crate) locked: Vec<String>,
     pub(crate) dangling: Vec<String>,
-    /// Limited queues whose limit is not the one that they should have.
+    /// Limited queues that have the wrong limit.
     pub(crate) lanes: Vec<String>,
-    /// What filled all limits at the end; `None` without limits, or if the fleet did not drain.
+    /// The jobs that filled all limits at the end; `None` without limits, or if the fleet did not drain.
     pub(crate) probe: Option<Probe>,
 }
 

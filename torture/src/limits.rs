@@ -1,4 +1,4 @@
-//! The limits of the load, and what was in force when. `load::limits` sets and changes them, `check::limits` judges.
+//! The limits of the load, and which of them was in force when. `load::limits` sets and changes them; `check::limits` judges the runs.
 
 use crate::record::{Nanos, now};
 use chrono::Utc;
@@ -23,7 +23,7 @@ pub(crate) enum Limited {
     Pairs,
     /// Each queue `row-*`: always serial.
     Rows,
-    /// What `Pairs` and `Rows` share. A job of a row costs two.
+    /// The group of `Pairs` and `Rows`. A job of a row costs two.
     Group,
 }
 
@@ -41,7 +41,7 @@ impl Limited {
         }
     }
 
-    /// What the limit is while nobody changes it.
+    /// The setting while no change is made.
     pub(crate) fn base(self) -> State {
         match self {
             Limited::Capped => State::of(Some(3), None),
@@ -52,7 +52,7 @@ impl Limited {
         }
     }
 
-    /// What a change may make of it. The steps of the rates are whole microseconds, so that PostgreSQL does not round them.
+    /// The settings that a change may choose. The steps of the rates are whole microseconds, so that PostgreSQL does not round them.
     pub(crate) fn others(self) -> Vec<State> {
         let rate = |jobs, burst| State::of(None, Some(Rate { jobs, per_ms: 1000, burst }));
         match self {
@@ -117,10 +117,10 @@ pub(crate) struct Rate {
     pub(crate) burst: u32,
 }
 
-/// What a limit says.
+/// The setting of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Not if it was dropped.
+    /// False if it was dropped.
     pub(crate) is_set: bool,
     pub(crate) concurrency: Option<u32>,
     pub(crate) rate: Option<Rate>,
@@ -155,11 +155,11 @@ pub(crate) struct Change {
     pub(crate) limited: Limited,
     pub(crate) state: State,
     pub(crate) called: Moment,
-    /// When the call returned. `None`: its answer was lost, so it may have been made or not.
+    /// When the call returned. `None` if its answer was lost: the change may have been made or not.
     pub(crate) acknowledged: Option<Moment>,
 }
 
-/// The end of a stretch of time, on either clock.
+/// The end of a period, on either clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     Record(Nanos),
@@ -171,8 +171,8 @@ pub(crate) enum Until {
 pub(crate) struct History(pub(crate) Vec<Change>);
 
 impl History {
-    /// The states of a limit that may have been in force at some time between these two. A change may be in force from the
-    /// call on; what was before it may be in force until the answer.
+    /// The states of a limit that may have been in force at some time between these two. A change may be in force as soon as
+    /// the call begins; the state before it may be in force until the answer arrives.
     pub(crate) fn possible(&self, limited: Limited, from: i64, until: Until) -> Vec<&State> {
         let changes: Vec<&Change> = self.0.iter().filter(|change| change.limited == limited).collect();
         let is_over = |at: usize| {
@@ -187,7 +187,7 @@ impl History {
         possible.map(|(_, change)| &change.state).collect()
     }
 
-    /// The one state that was in force for all of this time, if that is certain.
+    /// The state that was in force for all of this time, if that is certain.
     pub(crate) fn certain(&self, limited: Limited, from: i64, until: i64) -> Option<&State> {
         match self.possible(limited, from, Until::Clock(until))[..] {
             [state] => Some(state),

@@ -61,7 +61,7 @@ pub(crate) struct Driver {
     operated: Mutex<VecDeque<i64>>,
     /// Ids that an operator may only reschedule.
     movable: Mutex<VecDeque<i64>>,
-    /// Held while a limit is not as it is at the start: changes are made one after the other, so that their order is known.
+    /// Held while a limit differs from its setting at the start: changes are made one after the other, so that their order is known.
     changing: tokio::sync::Mutex<()>,
 }
 

@@ -37,8 +37,8 @@ const task = (name) => async (payload, helpers) => {
 };
 
 async function main() {
-  // Not the tasks that fail or snooze: Node's back-off takes seconds, and it has no snooze. The last two are under limits,
-  // except while these are dropped: only then may they run here.
+  // Not the tasks that fail or snooze: Node's back-off takes seconds, and it has no snooze. The last two tasks are under limits,
+  // so their jobs may run here only while the limits are dropped.
   const names = ["plain", "queued", "slow", "keyed", "operated", "capped", "lined"];
   const taskList = Object.fromEntries(names.map((name) => [name, task(name)]));
   // The id under which it will lock jobs and queues, for the time after a kill.

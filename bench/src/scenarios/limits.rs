@@ -1,6 +1,5 @@
 //! Limits: what draining jobs under a limit costs, what limits beside cost other jobs, and one claim under limits, depending on
-//! what else is in the table. What limits promise is measured in files of their own: rates, fairness, and how fast a change is
-//! effective.
+//! what else is in the table. Separate files measure what limits promise: rates, fairness, and how fast a change takes effect.
 
 mod changes;
 mod fairness;
@@ -22,7 +21,7 @@ const JOBS: u64 = 200_000;
 const EXECUTIONS: usize = 30;
 const BATCHES: [i32; 2] = [1, 100];
 
-/// What one of the questions adds to the results.
+/// What one scenario adds to the results.
 struct Part {
     method: String,
     rows: Vec<Vec<String>>,

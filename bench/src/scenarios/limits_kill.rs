@@ -1,5 +1,5 @@
-//! Limits while workers are killed and limits change: the torture does that and judges it, so this runs the torture with eight
-//! workers and reads its verdicts.
+//! Limits while workers are killed and limits change. The torture does and judges that, so this scenario runs the torture with
+//! eight workers and reads its verdicts.
 
 use super::{Bench, header};
 use crate::Failure;
@@ -12,7 +12,7 @@ use tokio::process::Command;
 const SECONDS: u64 = 600;
 const QUICK_SECONDS: u64 = 10;
 
-/// The beginning of a verdict's name, and what its violations are here.
+/// The beginning of a verdict's name, and the name of its violations here.
 const VERDICTS: [(&str, &str); 6] = [
     ("12a ", "moments above a limit"),
     ("12b ", "periods above a rate"),
@@ -54,7 +54,7 @@ pub(super) async fn measure(bench: &Bench) -> Result<Section, Failure> {
     })
 }
 
-/// Runs the torture, and returns what it prints. Its exit code says the same as its verdicts.
+/// Runs the torture, and returns its output. Ignores the exit code, because it repeats the verdicts.
 async fn torture(seconds: u64) -> Result<String, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut program = Command::new(cargo);

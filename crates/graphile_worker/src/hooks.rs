@@ -55,33 +55,33 @@ pub struct JobEventContext {
     pub will_retry: bool,
 }
 
-/// The context of events of a limit.
+/// The context of limit events.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LimitEventContext {
-    /// The worker that noticed it.
+    /// The worker that noticed the event.
     pub worker_id: Arc<str>,
     /// The full name of the limit, such as `task:send_email`; `all` for a pause of everything. For a queue under a pattern, the
     /// name of the queue, such as `queue:tenant:7`.
     pub limit: String,
-    /// Why no job of it starts, or started before [`LimitResumed`].
+    /// Why no job under it starts; for [`LimitResumed`], why none started before.
     pub cause: LimitCause,
     /// When jobs may start again; `None` if that is unknown.
     pub until: Option<DateTime<Utc>>,
 }
 
-/// Why a limit lets no job start.
+/// Why no job under a limit starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitCause {
-    /// As many jobs run, or have started, as it allows.
+    /// It has no room: as many jobs run, or have started, as it allows.
     Reached,
     /// It was paused.
     Paused {
         /// The role that paused it.
         by: Option<String>,
     },
-    /// A job of it was [rate limited](crate::TaskError::rate_limited).
+    /// A job under it was [rate limited](crate::TaskError::rate_limited).
     RateLimited,
     /// Its [breaker](crate::Limit::breaker) has tripped.
     Tripped {
@@ -287,7 +287,7 @@ events! {
     JobError: JobEventContext => ();
     /// A handler failed and the job will not be retried.
     JobFailed: JobEventContext => ();
-    /// The service behind a job asked for a break: the job runs again later, without an attempt. See
+    /// A service rate limited a job: the job runs again later, and the attempt does not count. See
     /// [`TaskError::rate_limited`](crate::TaskError::rate_limited).
     JobRateLimited: JobEventContext => ();
     /// A job of this worker was cancelled: it has stopped, or will not start. [`WorkerUtils`](crate::WorkerUtils) with hooks
@@ -299,12 +299,13 @@ events! {
     JobComplete: JobEventContext => ();
     /// Due jobs wait because a limit is reached. Emitted at most once a second for each limit, by each worker that has this hook.
     LimitReached: LimitEventContext => ();
-    /// A limit was paused, or a job of it was rate limited, or this lasts longer. Emitted by each worker that has this hook.
+    /// A limit was paused, or a job under it was rate limited, or one of these was extended. Emitted by each worker that has
+    /// this hook.
     LimitPaused: LimitEventContext => ();
-    /// The breaker of a limit has tripped, or again. Emitted by each worker that has this hook.
+    /// The breaker of a limit has tripped, or has tripped again. Emitted by each worker that has this hook.
     LimitTripped: LimitEventContext => ();
-    /// Jobs of a limit start again as usual: a pause or a closure is over, or a job has succeeded after the breaker had tripped.
-    /// Emitted by each worker that has this hook.
+    /// Jobs under a limit start again as usual: it is no longer paused or closed, or its breaker was reset. Emitted by each
+    /// worker that has this hook.
     LimitResumed: LimitEventContext => ();
     /// A worker has registered and sends heartbeats.
     WorkerRegistered: WorkerEventContext => ();
@@ -427,7 +428,7 @@ impl HookRegistry {
         !self.is_empty() && !self.handlers::<E>().is_empty()
     }
 
-    /// Whether any hook wants to know when limits are paused, tripped or resumed.
+    /// Whether any hook observes that limits are paused, tripped or resumed.
     pub(crate) fn follow_limits(&self) -> bool {
         self.has::<LimitPaused>() || self.has::<LimitTripped>() || self.has::<LimitResumed>()
     }

@@ -25,7 +25,7 @@ const LONGEST_PERIOD: Duration = Duration::from_secs(366 * 86_400);
 /// A burst may take this many seconds at its rate, because a claim adds it to the time.
 const LONGEST_BURST: f64 = 366.0 * 86_400.0 * 10.0;
 
-/// How often to try again while another session moves waiting jobs, and for how long.
+/// How often, and for how long, to try again while another session moves waiting jobs.
 const SETTLE_PAUSE: Duration = Duration::from_millis(20);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -134,8 +134,8 @@ impl Limit {
         self
     }
 
-    /// Sets a circuit breaker (default: none): after this number of failures in a row, no job starts for this long. Then one job
-    /// at a time runs, until one succeeds.
+    /// Sets a circuit breaker (default: none): after this number of failures in a row, no job starts for `pause`. Then the
+    /// breaker is half-open: one job at a time runs, until one succeeds.
     pub fn breaker(self, failures: u32, pause: Duration) -> Limit {
         self.trip(failures).trip_for(pause)
     }
@@ -340,8 +340,8 @@ pub enum LimitChange<'a> {
 ///
 /// Names are `task:NAME`, `queue:NAME`, `queue:PREFIX*` and `group:NAME`; a pause may also be for `all`. A change is effective at the
 /// workers' next claims. Running jobs continue. These methods also move the waiting jobs, 10,000 in a transaction, so that they
-/// return late if a million jobs wait; workers do the same if you drop the future. In a transaction of your own
-/// ([`within`](WorkerUtils::within)), the workers move all jobs after the commit. Keep that transaction short: until it ends, few
+/// return late if a million jobs wait; workers do the same if you drop the future. If you call them in your own transaction
+/// ([`within`](WorkerUtils::within)), the workers move all jobs after the commit. Keep the transaction short: until it ends, few
 /// jobs under limits start.
 impl<E: UtilsExecutor> WorkerUtils<E> {
     /// Sets a limit, or replaces it with all its settings. The task, or the group, must exist: see
@@ -374,8 +374,8 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         self.change_limit(LimitChange::Pause(name, Some(until)), |_| ()).await.map(drop)
     }
 
-    /// Ends a pause, a break after a [rate-limited](crate::TaskError::rate_limited) job, and resets a tripped
-    /// [breaker](Limit::breaker). Returns `false` if there is none with this name.
+    /// Ends a pause, reopens a limit that a [rate-limited](crate::TaskError::rate_limited) job has closed, and resets a
+    /// tripped [breaker](Limit::breaker). Returns `false` if there was nothing to resume under this name.
     pub async fn resume(&self, name: &str) -> Result<bool, Error> {
         self.change_limit(LimitChange::Resume(name), |_| ()).await
     }
@@ -422,8 +422,8 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         self.executor().numbers(statement, parameters, context).await.map(drop).map_err(Error::of_limit)
     }
 
-    /// Puts the waiting jobs where the limits want them, until there are none left. Waits for another session that does it. In a
-    /// transaction of the application, the workers do it after the commit.
+    /// Moves all waiting jobs under their limits. If another session is moving them, waits for it. In a transaction of the
+    /// application, leaves this to the workers, after the commit.
     async fn settle_limits(&self, mut progress: impl FnMut(u64) + Send) -> Result<(), Error> {
         if self.executor().pool().is_none() {
             return Ok(());

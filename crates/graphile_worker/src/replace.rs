@@ -1,4 +1,4 @@
-//! Replacing a job that may be running: the new one starts when the old one has ended. `119-replace-functions.sql` has the
+//! Replacing a job that may be running: the new job starts when the old one has ended. `119-replace-functions.sql` has the
 //! rules; `worker/maintenance` lets the new job start.
 
 use crate::adding::NewJob;
@@ -11,18 +11,18 @@ use crate::{CancelOptions, Error, WorkerUtils};
 use serde::Serialize;
 use std::fmt;
 
-/// What became of the job that was to be replaced.
+/// What happened to the job with the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReplaceOutcome {
     /// No job with the key was waiting or running.
     Added,
-    /// One was waiting, and was replaced.
+    /// It was waiting, and the new job replaced it.
     Replaced,
-    /// One is running, and its worker was asked to stop it. The new job waits for its end.
+    /// It is running, and its worker was asked to stop it. The new job waits until it has ended.
     Stopping,
-    /// One is running in a worker that cannot stop it: Node's, or one of an older release. The new job waits for its end.
+    /// It is running in a worker that cannot stop it: Node's, or one of an older release. The new job waits until it has ended.
     Unstoppable,
 }
 
@@ -53,25 +53,25 @@ impl fmt::Display for ReplaceOutcome {
     }
 }
 
-/// A job that was added in the place of another.
+/// A job that was added in place of another.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Replacement {
     /// The new job. Its `run_at` is the time at which it is due once the running job has ended.
     pub job: Job,
-    /// What became of the old one.
+    /// What happened to the old job.
     pub outcome: ReplaceOutcome,
-    /// The running jobs for whose end it waits.
+    /// The running jobs that it waits for.
     pub waits_for: Vec<i64>,
     /// The worker that runs one of them.
     pub worker_id: Option<String>,
 }
 
 impl<E: UtilsExecutor> WorkerUtils<E> {
-    /// Adds a job in the place of the job with this key, so that the newest payload wins and two jobs of the key never run at
-    /// the same time. A waiting job is replaced, as by [`add_job`](WorkerUtils::add_job). A running one is cancelled, as by
-    /// [`cancel_jobs`](WorkerUtils::cancel_jobs); the new job starts when it has ended. The key and the key mode of the spec
-    /// have no effect.
+    /// Adds a job in place of the job with this key. The newest payload wins, and two jobs with the key never run at the same
+    /// time. If the old job is waiting, this replaces it as [`add_job`](WorkerUtils::add_job) does. If it is running, this
+    /// cancels it as [`cancel_jobs`](WorkerUtils::cancel_jobs) does, and the new job starts when it has ended. The key and the
+    /// key mode of the spec have no effect.
     ///
     /// ```no_run
     /// # use graphile_worker::{CancelOptions, JobSpec};
@@ -118,7 +118,7 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         })
     }
 
-    /// The same for a task of this program.
+    /// Like [`replace_raw_job`](WorkerUtils::replace_raw_job), for a task of this program.
     pub async fn replace_job<T: TaskHandler>(
         &self,
         payload: T,

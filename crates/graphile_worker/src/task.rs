@@ -281,9 +281,9 @@ impl TaskError {
         TaskError { retry: Retry::Never, ..TaskError::new(error) }
     }
 
-    /// The service behind the task asked for a break, such as HTTP 429 with `Retry-After`. The job has not failed: it runs again
-    /// after this delay, and does not count an attempt. Until then, no worker starts a job of its limited queue, or, if it has no
-    /// limited queue, of its task, if that has a [limit](crate::Limit).
+    /// A service rate limited the job, for example with HTTP 429 and `Retry-After`. The job has not failed: it runs again
+    /// after this delay, and the attempt does not count. Until then, the [limit](crate::Limit) of its queue is closed, or, if it
+    /// has no limited queue, that of its task: no worker starts a job under it.
     ///
     /// ```
     /// use graphile_worker::TaskError;
@@ -302,13 +302,13 @@ impl TaskError {
         TaskError { message, retry: Retry::RateLimited(after), limit: None }
     }
 
-    /// Like [`rate_limited`](TaskError::rate_limited), but no worker starts a job under this limit, such as `group:api`. If the
-    /// job is not under it, its own limit is closed.
+    /// Like [`rate_limited`](TaskError::rate_limited), but closes the limit with this name, such as `group:api`. If the job is
+    /// not under that limit, its own limit is closed.
     pub fn rate_limited_in(limit: &str, after: Duration) -> TaskError {
         TaskError { limit: Some(limit.to_owned()), ..TaskError::rate_limited(after) }
     }
 
-    /// Which error decides about the retry of a batch: a failure, if there is one, otherwise the longest break.
+    /// Which error decides when a batch is retried: the first failure, or, if no item failed, the longest delay.
     fn of_items<'e>(errors: impl Iterator<Item = &'e TaskError>) -> Option<&'e TaskError> {
         errors.reduce(|first, next| match (first.retry, next.retry) {
             (Retry::RateLimited(wait), Retry::RateLimited(longer)) if longer > wait => next,

@@ -404,7 +404,7 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         self.debounce_in_queue(identifier, payload, key, (wait, max_wait.into()), None).await
     }
 
-    /// The same for a job in a queue.
+    /// Like [`debounce`](WorkerUtils::debounce), for a job in a queue.
     #[doc(hidden)]
     pub async fn debounce_in_queue(
         &self,
@@ -440,7 +440,7 @@ impl<E: UtilsExecutor> WorkerUtils<E> {
         self.throttle_in_queue(identifier, payload, key, every, None).await
     }
 
-    /// The same for a job in a queue.
+    /// Like [`throttle`](WorkerUtils::throttle), for a job in a queue.
     #[doc(hidden)]
     pub async fn throttle_in_queue(
         &self,

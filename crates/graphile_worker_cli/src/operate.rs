@@ -49,12 +49,12 @@ pub(crate) enum Command {
     Workers(inspect::Workers),
     /// Watch the queue live: rates, depth, lag
     Top(top::Top),
-    /// Limit how many jobs run at the same time or start in a period, in all workers, and stop them after failures
+    /// Limit how many jobs run at the same time or start in a period, in all workers, and set circuit breakers
     #[command(subcommand)]
     Limit(limits::LimitCommand),
     /// Start no more jobs of a task, a queue, a group, or at all
     Pause(limits::Pause),
-    /// End a pause, a break of rate-limited jobs, or reset a tripped breaker
+    /// End a pause, reopen a limit that a rate-limited job has closed, or reset a tripped breaker
     Resume(limits::Resume),
     /// Release the jobs of dead workers
     Sweep(modify::Sweep),

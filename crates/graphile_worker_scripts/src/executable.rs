@@ -170,7 +170,7 @@ fn ended(status: &ExitStatus, last_lines: &LastLines) -> Result<TaskOutcome, Tas
     Err(TaskError::new(if last_lines.is_empty() { how } else { format!("{how}:\n{last_lines}") }))
 }
 
-/// What the last line such as `Retry-After: 30` or `Retry-After: 30 group:api` asks for.
+/// The delay and the limit of the last line such as `Retry-After: 30` or `Retry-After: 30 group:api`.
 fn rate_limited(last_lines: &str) -> Option<TaskError> {
     let asked = last_lines.lines().rev().find_map(|line| line.trim().strip_prefix("Retry-After:"))?.trim();
     let (seconds, limit) = asked.split_once(' ').unwrap_or((asked, ""));
@@ -198,7 +198,7 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// The exit code of a program that should be run again later (`EX_TEMPFAIL` of `sysexits.h`).
+/// The exit code of a program that asks to run again later (`EX_TEMPFAIL` of `sysexits.h`).
 const TEMPORARY_FAILURE: i32 = 75;
 
 /// Errors that may pass if the start is retried.

@@ -1,18 +1,18 @@
-//! The invariants of limits across all workers. What counts is what the tasks recorded: when each run began and ended, and
-//! when its job was claimed.
+//! The invariants of limits across all workers. They use what the tasks recorded: when each run began and ended, and when its
+//! job was claimed.
 //!
-//! A change counts for every claim after its commit. So a run is judged by the limits that may have been in force between the
-//! claim of its job and its beginning: a job that was claimed before a limit was lowered may still begin.
+//! A change applies to every claim after its commit. So a run is judged by the limits that may have been in force between the
+//! claim of its job and its start: a job that was claimed before a limit was lowered may still start.
 
 use super::{Evidence, Outages, Run, Verdict, by_live_workers, zero};
 use crate::limits::{Limited, State, Until};
 use crate::record::{Begin, MILLISECOND, Nanos};
 use std::collections::{BTreeMap, HashMap};
 
-/// Jobs that wait come under a new limit within this time. A worker moves them every two seconds, and locks may delay it.
+/// Waiting jobs come under a new limit within this time. A worker moves them every two seconds, and locks may delay it.
 const MOVED_WITHIN_MICROS: i64 = 10_000_000;
 
-/// A claim computes with microseconds, and rounds.
+/// A claim computes in microseconds, and rounds.
 const ROUNDING_MICROS: i64 = 10;
 
 pub(super) fn check(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -> Vec<Verdict> {
@@ -34,7 +34,7 @@ fn is_in_lane(begin: &Begin) -> bool {
     begin.queue_id.is_some_and(|id| id < 0)
 }
 
-/// What shares a limit, as far as it is counted.
+/// A set of runs that share a limit and are counted together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Scope {
     Task(Limited),
@@ -42,8 +42,8 @@ enum Scope {
     Group,
 }
 
-/// The scopes in which a run counts, and how much. A run outside a lane counts in its queue only: the lane begins when
-/// nothing of the queue runs.
+/// The scopes in which a run counts, and how much it counts. A run outside a lane counts only in its queue: the lane begins when
+/// no job of the queue runs.
 fn scopes(begin: &Begin) -> Vec<(Scope, u32)> {
     let Some(limited) = limited(begin) else { return Vec::new() };
     let mut scopes = Vec::new();
@@ -59,7 +59,7 @@ fn scopes(begin: &Begin) -> Vec<(Scope, u32)> {
     scopes
 }
 
-/// How many may run at once in the scope when this run begins; `None` for any number.
+/// How many jobs may run at once in the scope when this run begins; `None` for any number.
 fn allowed(evidence: &Evidence, scope: &Scope, begin: &Begin) -> Option<u32> {
     let history = &evidence.load.changes;
     let from = begin.claimed?;
@@ -113,7 +113,7 @@ fn concurrency_holds(evidence: &Evidence, runs: &[Run<'_>], outages: &Outages) -
     }
 }
 
-/// In every period, at most rate plus burst claims, by the database's clock. Only periods in which the rate did not change.
+/// Every period has at most rate plus burst claims, by the database's clock. Checks only periods in which the rate did not change.
 fn rates_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let metered = runs.iter().filter(|run| limited(run.begin) == Some(Limited::Metered) && is_in_lane(run.begin));
     let mut claims: Vec<(i64, &Run<'_>)> = metered.filter_map(|run| Some((run.begin.claimed?, run))).collect();
@@ -140,7 +140,7 @@ fn rates_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     Verdict { name: "12b rates hold", checked, violations }
 }
 
-/// No job is claimed while it is paused. A worker releases what it had claimed before as soon as it has heard of the pause.
+/// No job is claimed while its limit is paused. A worker releases the jobs that it claimed before as soon as it reads the pause.
 fn pauses_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let history = &evidence.load.changes;
     let (mut earlier, mut violations) = (0, Vec::new());
@@ -160,7 +160,7 @@ fn pauses_hold(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     Verdict { name: "12c nothing is claimed while it is paused", checked, violations }
 }
 
-/// Jobs that waited when a limit was set are under it soon.
+/// Jobs that waited when a limit was set come under it soon.
 fn jobs_come_under_limits(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let away: Nanos = evidence.server_away.iter().map(|away| away.to - away.from).max().unwrap_or(0);
     let within = MOVED_WITHIN_MICROS + i64::try_from(away / (MILLISECOND / 1000)).unwrap_or(0);
@@ -180,8 +180,7 @@ fn jobs_come_under_limits(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     Verdict { name: "12d waiting jobs come under a limit", checked, violations }
 }
 
-/// After all jobs have ended, as many jobs run at once as each limit allows. Lanes that have lost their limit are found here,
-/// too.
+/// After all jobs have ended, as many test jobs run at once as each limit allows. This also finds lanes that have lost their limit.
 fn no_slot_is_lost(evidence: &Evidence, runs: &[Run<'_>]) -> Verdict {
     let mut violations = evidence.ended.lanes.clone();
     let Some(probe) = &evidence.ended.probe else {

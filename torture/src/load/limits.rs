@@ -13,7 +13,7 @@ use sqlx::Connection;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// As many jobs of each task may wait: more would only prolong the drain.
+/// How many jobs of each task may wait: more would only prolong the drain.
 const TASKS: [(&str, i64); 3] = [(CAPPED, 50), (METERED, 30), (LINED, 60)];
 
 /// The queues that are always in use. Others are used now and then, so that lanes come and go.
@@ -21,15 +21,15 @@ const PAIRS: u8 = 4;
 const ROWS: usize = 2;
 const RARE_PAIRS: u8 = 60;
 
-/// How long a job of the probe takes: time enough for every worker to claim.
+/// How long a test job takes: long enough for every worker to claim.
 const PROBE_MS: u64 = 350;
 
-/// How often the jobs of the probe fill each limit. A worker may claim more jobs than it can run at once, and they take room while
-/// they wait in it, so one time is not enough.
+/// How many times the test jobs fill each limit. A worker may claim more jobs than it can run at once. These take room while they
+/// wait in it, so once is not enough.
 const PROBE_ROUNDS: usize = 4;
 
 impl Driver {
-    /// Sets all limits, until that has succeeded.
+    /// Sets all limits, and retries until that has succeeded.
     pub(crate) async fn set_limits(&self) {
         for limited in Limited::ALL {
             self.change_until_done(limited, limited.base()).await;
@@ -84,8 +84,8 @@ impl Driver {
         }
     }
 
-    /// Changes one limit after the other: raises, lowers, drops and sets it again, pauses and resumes it. Leaves all as they
-    /// were.
+    /// Changes one limit after the other: raises, lowers, drops and sets it again, pauses and resumes it. Leaves all limits as
+    /// they were.
     pub(super) async fn change_limits(self: Arc<Self>, mut random: fastrand::Rng) {
         while !self.is_over() {
             tokio::time::sleep(Duration::from_millis(random.u64(20..300))).await;
@@ -118,8 +118,8 @@ impl Driver {
         }
     }
 
-    /// Holds a change of a limit in an open transaction, then commits or rolls back. Jobs of a new queue are added in
-    /// another one, which may have read the limit as it was before. Or pauses all workers for a while.
+    /// Either holds a change of a limit in an open transaction, then commits or rolls back, while another transaction adds jobs
+    /// of a new queue and may have read the limit as it was before. Or pauses all workers for a while.
     pub(crate) async fn hold_limit(&self, random: &mut fastrand::Rng, length: Duration) -> Result<(), Failure> {
         let _changing = self.changing.lock().await;
         if random.u8(..3) == 0 {
@@ -166,7 +166,7 @@ impl Driver {
         if self.called("pause all", self.utils.pause("all").await).await.is_some() {
             tokio::time::sleep(length).await;
         }
-        // Also if the answer was lost. An error that stays is reported by the checks, and the fleet does not drain.
+        // Also if the answer was lost. If the error persists, the checks report it, and the fleet does not drain.
         for _ in 0..500 {
             if self.called("resume all", self.utils.resume("all").await).await.is_some() {
                 return;
@@ -183,17 +183,17 @@ impl Driver {
             return State { is_paused: !before.is_paused, ..before };
         }
         let other = random.choice(limited.others()).unwrap_or(limited.base());
-        // Setting a limit leaves its pause, dropping it does not.
+        // Setting a limit keeps its pause; dropping the limit ends the pause.
         State { is_paused: before.is_paused && other.is_set, ..other }
     }
 
-    /// Changes the limit, again and again until the answer is not lost.
+    /// Changes the limit, and repeats this until an answer arrives.
     async fn change_until_done(&self, limited: Limited, state: State) {
         loop {
             let called = Moment::now();
             let result = self.change_limit(limited, &state).await;
             if matches!(&result, Err(error) if error.to_string().contains("There is no task")) {
-                // Cleaned up while it had no limit and no job.
+                // The task was cleaned up while it had no limit and no job.
                 let added = self.utils.add_raw_job(limited.task(), json!({ "work_ms": 0 }), JobSpec::default()).await;
                 self.called("add_job, limited", added).await;
                 continue;
@@ -222,7 +222,7 @@ impl Driver {
         if state.is_paused { self.utils.pause(name).await } else { self.utils.resume(name).await.map(drop) }
     }
 
-    /// Adds jobs that fill every limit, after all others have ended, and waits until they have ended.
+    /// After all other jobs have ended, adds jobs that fill every limit, and waits until they have ended.
     pub(crate) async fn probe_limits(&self) -> Result<Probe, Failure> {
         let work_ms = Some(PROBE_MS);
         let capped = limited_job(CAPPED, &Payload { work_ms, ..Payload::default() }, None);

@@ -1,4 +1,4 @@
-//! How long a pause, its end, and a cancellation take until they are effective in all of eight workers.
+//! How long a pause, a resume and a cancellation take until they are effective in all eight workers.
 
 use super::super::Bench;
 use super::Part;
@@ -23,7 +23,7 @@ const JOB_MS: u64 = 5;
 const SAMPLES: usize = 100;
 const QUICK_SAMPLES: usize = 10;
 
-/// The time between two changes: what is to be measured is long over.
+/// The time between two changes: much longer than what is measured.
 const BETWEEN: Duration = Duration::from_millis(250);
 
 /// When something was called, and when the next call followed.
@@ -150,7 +150,7 @@ async fn cancel(bench: &Bench, samples: usize) -> Result<[f64; 2], Failure> {
     for pair in calls.windows(2) {
         let cancelled = runs.iter().filter(|run| run.began < pair[0] && run.ended > pair[0]);
         let each: Vec<f64> = cancelled.map(|run| run.ended - pair[0]).collect();
-        // A machine that is too busy to start all of them says nothing about this one.
+        // If the machine is too busy to start all of them, this sample tells nothing.
         if each.len() == PROCESSES {
             seconds.push(each.into_iter().fold(0.0, f64::max));
         }

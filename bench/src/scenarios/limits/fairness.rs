@@ -29,7 +29,7 @@ const QUICK_SECONDS: u64 = 4;
 
 const NEWCOMER_EVERY: Duration = Duration::from_millis(50);
 
-/// A job of each lane runs at a time, as the pattern says no concurrency. The last parameter is the number of jobs of tenant 0.
+/// One job of each lane runs at a time, because the pattern has no concurrency. The last parameter is the number of jobs of tenant 0.
 const FILL: &str = "\
 with lanes as (
   insert into graphile_worker._rs_lanes (queue_name, limit_id, ready_at)
@@ -109,7 +109,7 @@ async fn fill(database: &Database, many: u64, others: u64) -> Result<(), Failure
     Ok(())
 }
 
-/// Adds a job of a new tenant again and again, until it is dropped. Remembers when.
+/// Adds a job of a new tenant again and again until it is dropped, and records the times.
 async fn add_newcomers(database: &Database, added: &mut HashMap<i64, f64>) -> Result<Infallible, Failure> {
     let mut connection = database.connect().await?;
     let mut ticks = tokio::time::interval(NEWCOMER_EVERY);
@@ -129,7 +129,7 @@ async fn add_newcomers(database: &Database, added: &mut HashMap<i64, f64>) -> Re
     Err("there are no more numbers of tenants".into())
 }
 
-/// How long the jobs of each tenant ran, but for newcomers.
+/// How long the jobs of each tenant ran, without newcomers.
 fn time_of_tenants(runs: &[RecordedRun]) -> Vec<f64> {
     let mut times = vec![0.0; usize::try_from(TENANTS).unwrap_or(0)];
     for run in runs {

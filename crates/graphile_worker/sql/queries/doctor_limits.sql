@@ -1,7 +1,7 @@
--- What `doctor` has to know of limits and of replaced jobs, in one row: those that no job and no worker uses, the pauses without
--- end that are older than a day, the tripped breakers (of queues, 100 at most), and the sessions that listen for jobs under no name
--- of ours: idle workers of Node's. A worker that does not publish its tasks may run any. Successors wait for jobs that have
--- ended only if no worker of this release looks. Locks nothing; looks up a job of each limited task.
+-- What `doctor` needs to know about limits and replaced jobs, in one row: the limits that no job and no worker uses, the pauses
+-- without end that are older than a day, the tripped breakers (at most 100 of queues), and the sessions that listen for jobs but do
+-- not have one of our names: Node's idle workers. A worker that does not publish its tasks may run any. Successors still wait for
+-- jobs that have ended only if no worker of this release checks for that. Locks nothing; looks up a job of each limited task.
 with workers as materialized (
   select workers.worker_id, pg_catalog.to_jsonb(workers) -> 'tasks'::text as tasks from :"schema"._rs_workers as workers
 )

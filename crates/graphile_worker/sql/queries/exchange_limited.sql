@@ -5,9 +5,9 @@
 --  $13 $14 lanes in which jobs have run, and how many milliseconds a job took on average   $15 ids of the tasks it runs
 --  $16 how many jobs of each it may take, or null   $17 how many jobs it wants   $18 $19 $20 forbidden, accepted and allowed
 --  flags, or null   $21 what time it is, or null for the database's   $22 how many seconds old its heartbeat may be, null if it has
---  none   $23 how many bytes of payloads it may take, about   $24 $25 $26 how many slots of each lane it keeps, and how many
---  milliseconds the longest job there has run   $27 how many slots of a lane it can use   $28 in how many
---  milliseconds the jobs that it claims ahead of slots should be done
+--  none   $23 how many bytes of payloads it may take, about   $24 $25 $26 how many slots of each lane it keeps, and for how many
+--  milliseconds the longest-running job there has run   $27 how many slots of a lane it can use   $28 for how many
+--  milliseconds the jobs that it claims ahead may keep the slots busy
 --  $29 which of the jobs given back have failed   $30 for how many seconds each of them closes a limit, null if it was not rate
 --  limited   $31 the name of that limit, or null   $32 $33 $34 jobs that their handlers have completed: lanes, tasks, locked_at
 --

@@ -1,6 +1,6 @@
 -- What a worker has to know of limits: whether there are any, whether everything is paused, and which tasks and queues are
--- paused or closed. Jobs of those do not start, even if the worker has claimed them. $1: whether it wants the state of each limit,
--- for hooks. Locks nothing.
+-- paused or closed. Jobs under those do not start, even if the worker has claimed them. $1: whether to return the state of each
+-- limit, for hooks. Locks nothing.
 with stopped as materialized (
   select limits.* from :"schema"._rs_limits as limits
   where greatest(limits.paused_until, limits.closed_until) > now() and not limits.is_dropped
@@ -40,7 +40,7 @@ select
   array(
     select task_id from :"schema"._rs_limits where task_id is not null and not is_dropped
   ) as limited_tasks,
-  -- Changes whenever a limit does.
+  -- Changes if any limit changes.
   pg_catalog.md5((
     select string_agg(
       pg_catalog.concat_ws(' ', id, concurrency, rate, per, burst, weight, cost, group_id, is_dropped), ',' order by id

@@ -7,7 +7,7 @@
 --
 -- The queue of a job under a limit is that of its lane, also while the lane waits for the end of the queue that it replaces.
 --
--- A job that waits for the end of running ones that it replaces is shown with the time at which it is due after that.
+-- If a job waits for the end of running jobs that it replaces, its `run_at` is the time at which it is due after that.
 --
 -- A worker that runs a job of a repeatable task may only have locked its row: `xmax` then names the open transaction of one of
 -- its deferred lanes.

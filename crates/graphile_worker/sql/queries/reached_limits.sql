@@ -1,5 +1,5 @@
--- The limits because of which due jobs wait, for the hook `LimitReached`: shared limits for which lanes wait, and queues without
--- room of their own. Not those that are paused or closed. Locks nothing; looks up the first due job of each lane that is not open.
+-- The limits that due jobs wait for, for the hook `LimitReached`: shared limits that lanes wait for, and queues whose own limit
+-- has no room. Leaves out limits that are paused or closed. Locks nothing; looks up the first due job of each lane that is not open.
 with in_use as materialized (
   select job_queue_id as lane_id, count(*) as jobs
   from :"schema"._private_jobs where locked_at is not null and job_queue_id < 0 group by job_queue_id

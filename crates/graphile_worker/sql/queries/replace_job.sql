@@ -1,6 +1,6 @@
--- Adds a job of the task $1 with the payload $2 in the place of the job with the key $6, also if that is running. $9 is the reason
--- for the cancellation, $10 whether to stop the running job by force, $11 the expiry or null. Its task is not looked up: if this
--- statement creates the task, it cannot see it.
+-- Adds a job of the task $1 with the payload $2 in place of the job with the key $6, even if that is running. $9 is the reason for
+-- the cancellation, $10 whether to stop the running job by force, $11 the expiry or null. The statement does not look up the
+-- task: if it creates the task, it cannot see it.
 select
   (replaced.job).id, (replaced.job).job_queue_id, $1::pg_catalog.text as task_identifier,
   (replaced.job).payload::pg_catalog.text as payload, (replaced.job).priority, (replaced.job).run_at, (replaced.job).attempts,

@@ -147,7 +147,7 @@ select
   case when jsonb_typeof(job.flags) = 'object' then array(select jsonb_object_keys(job.flags)) else '{}' end
     as flags,
   coalesce(successor.predecessor_ids, '{}') as replaces,
-  -- Those of them that still run. First the one whose worker cannot stop it.
+  -- Those of them that still run. Jobs that their workers cannot stop come first.
   (
     select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
       'job_id', running.id, 'worker_id', running.locked_by,

@@ -624,7 +624,8 @@ create or replace function :"schema".add_jobs(
 language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
 set enable_seqscan = off
--- Tables without an index for a query seem expensive then, and PostgreSQL would compile each query: 100 ms for a new limited queue.
+-- A table without an index for a query then seems expensive, and PostgreSQL would compile each query: 100 ms for a new limited
+-- queue.
 set jit = off
 as $$
 declare

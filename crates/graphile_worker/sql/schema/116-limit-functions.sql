@@ -239,7 +239,7 @@ begin
     trip = excluded.trip, trip_for = excluded.trip_for
   returning * into written;
   if (before.trip, before.trip_for) is distinct from (written.trip, written.trip_for) then
-    -- Another breaker begins to count anew.
+    -- A breaker with other settings starts from zero.
     perform _rs_open_limit(name, only_breakers => true);
     select * into written from _rs_limits as limits where limits.id = written.id;
   end if;
@@ -256,9 +256,9 @@ as $$
   select hashtextextended('graphile_worker limits of queues ' || '_rs_lanes'::regclass::oid, 0)
 $$;
 
--- Gives new lanes the limits that they should have, once no transaction that sets or drops one can have missed them: a later one
--- sees the lanes. Until then, each claim looks for itself. Waits for no other session; call it last, because it makes
--- sessions that set limits of queues wait until the transaction ends.
+-- Gives new lanes the limits that they should have, when no running transaction that sets or drops a limit can have missed them.
+-- Later transactions see the lanes. Until then, each claim looks up the limit itself. Waits for no other session. Call it last,
+-- because sessions that set limits of queues wait until the transaction ends.
 create or replace function :"schema"._rs_check_new_lanes()
 returns void language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -286,7 +286,7 @@ declare
   begins text := coalesce(changed.prefix, substr(changed.name, 7));
 begin
   if changed.name like 'queue:%' then
-    -- A lane that a transaction is about to create is not visible here. `_rs_check_new_lanes` waits for the end of both.
+    -- A lane that another transaction is creating is not visible here. `_rs_check_new_lanes` checks it when both have ended.
     perform pg_advisory_xact_lock_shared(_rs_lock_of_queue_limits());
     update _rs_lanes as lanes set
       limit_id = _rs_limit_of_queue(lanes.queue_name), failures = 0, tripped_at = null, counted_from = now(),
@@ -383,8 +383,8 @@ begin
 end
 $$;
 
--- Lets jobs start again: ends a pause, a closure and a tripped breaker. False if there is none with that name. What was only a
--- pause, without a limit, is dropped.
+-- Lets jobs start again: ends a pause, reopens a closed limit, and resets a tripped breaker. False if there is none with that name.
+-- Drops a row that was only a pause, without a limit.
 create or replace function :"schema"._rs_resume(name text default 'all')
 returns boolean language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -397,7 +397,8 @@ begin
 end
 $$;
 
--- Ends closures and tripped breakers: that of a limit, and those of its queues; or only of breakers. False if there is none.
+-- Reopens a closed limit and its closed queues, and resets their breakers; with `only_breakers`, only those whose breakers have
+-- counted failures. False if there are none.
 create or replace function :"schema"._rs_open_limit(name text, only_breakers boolean default false)
 returns boolean language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -433,7 +434,7 @@ begin
 end
 $$;
 
--- Ends a pause. False if nothing with that name is paused. What was only a pause, without a limit, is dropped.
+-- Ends a pause. False if nothing with that name is paused. Drops a row that was only a pause, without a limit.
 create or replace function :"schema"._rs_end_pause(name text)
 returns boolean language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -464,8 +465,8 @@ end
 $$;
 
 -- Puts waiting jobs where the limits want them, about `at_most`: into lanes, and out of lanes that are no longer needed. Returns
--- how much it did; 0 if nothing is left to do, null if another session is at it. Workers call it every few seconds, and callers that
--- set or drop a limit call it, too. Lanes that have had no jobs for the time `idle` are deleted.
+-- how much it did; 0 if nothing is left to do, null if another session is doing it. Workers call it every few seconds; callers that
+-- set or drop a limit call it, too. Deletes lanes that have had no jobs for the time `idle`.
 create or replace function :"schema"._rs_settle_lanes(at_most int default 10000, idle interval default '1 hour')
 returns bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -544,7 +545,8 @@ begin
     moved := moved + _rs_dissolve_lane(lane.id, lane.task_id, lane.queue_name, at_most - moved);
   end loop;
   perform _rs_check_new_lanes();
-  -- What claims have left, because another session had locked the lane or the limit; and what is about none that exists.
+  -- Outcomes that claims have left because another session had locked the lane or the limit, and those of lanes
+  -- or limits that no longer exist.
   perform _rs_apply_outcomes();
   delete from _rs_limit_outcomes as outcomes
   where not exists (select from _rs_lanes as lanes where lanes.id = outcomes.lane_id)
@@ -552,7 +554,7 @@ begin
   if moved < at_most then
     moved := moved + _rs_delete_idle_lanes(idle, least(at_most - moved, 1000)::int);
   end if;
-  -- Slots of workers that have no job in the lane any more. At the end, so that a worker does not wait for these rows.
+  -- Slots of workers that no longer have a job in the lane. At the end, so that no worker waits for these rows.
   delete from _rs_slots as held where (held.lane_id, held.worker_id) = any (array(
     select (unused.lane_id, unused.worker_id) from _rs_slots as unused
     where not exists (
@@ -566,10 +568,10 @@ begin
 end
 $$;
 
--- Deletes lanes of queues that have had no jobs for long, so that a pattern over millions of names does not leave a row for each. The
--- next job of such a queue creates a lane again, which starts where a waking lane does. A lane whose rate still counts a start
--- stays, and so does one with failed jobs, which may be run again. Looks at `at_most` lanes and returns how many it has deleted. The
--- caller is the only session that does this.
+-- Deletes lanes of queues that have had no jobs for a long time, so that a pattern over millions of names does not leave a row for
+-- each. The next job of such a queue creates a lane again, which begins at the same turn as a lane that wakes up. A lane stays if its
+-- rate still counts a start, or if it has failed jobs, which may be run again. Checks `at_most` lanes and returns how many it has
+-- deleted. The caller makes sure that only one session does this at a time.
 create or replace function :"schema"._rs_delete_idle_lanes(idle interval, at_most int)
 returns bigint language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -675,7 +677,7 @@ begin
       select from _private_jobs as jobs where jobs.locked_at is not null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane
     )
   then
-    -- Failed jobs may be retried later. Only they are left, and they have an index.
+    -- Failed jobs may be run again later. Only those are left, and they have an index.
     update _private_jobs as jobs set job_queue_id = queue
     where jobs.is_available = false and jobs.locked_at is null and jobs.job_queue_id < 0 and jobs.job_queue_id = lane;
     delete from _rs_lane_calls where lane_id = lane;

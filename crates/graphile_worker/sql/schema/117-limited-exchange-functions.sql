@@ -1,9 +1,9 @@
--- The exchange of jobs under limits: how much room a limit has, reporting jobs that have ended, and claiming others. How limits
--- are set: see 116-limit-functions.sql. Runs in a transaction (by hand: `psql -1`).
+-- The exchange of jobs under limits: how much room a limit has, reporting ended jobs, and claiming others. For setting limits, see
+-- 116-limit-functions.sql. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- How many more jobs a limit allows now, and if none, when that changes with time. A negative concurrency is that of a breaker
--- that has tripped: as much at once, and only if nothing runs.
+-- How many more jobs a limit allows now, and if none, when that changes with time. A negative concurrency is that of a half-open
+-- breaker: its absolute value is allowed, and only if nothing runs.
 create or replace function :"schema"._rs_room(
   concurrency int, in_use bigint, rate int, per interval, burst int, tat timestamptz, paused_until timestamptz
 ) returns table (n int, next_at timestamptz) language sql stable rows 1 as $$
@@ -37,9 +37,9 @@ create or replace function :"schema"._rs_room(
   ) as room
 $$;
 
--- What is in use of the limits: the claimed jobs in lanes by lane, task and worker, and the slots that they take. Of the jobs that a
--- worker has in a lane, no more count than it has slots there: it has claimed the others ahead. `of_lane` is the number of slots in
--- the lane, in the first row of a worker; `of_task` how many of them the jobs of the task can take.
+-- The use of the limits: the claimed jobs in lanes by lane, task and worker, and the slots that they take. If a worker has more jobs
+-- in a lane than slots, only as many jobs as slots count: it has claimed the others ahead. `of_lane` is the number of slots in the
+-- lane, in the first row of a worker; `of_task` is how many of them the jobs of the task can take.
 create or replace function :"schema"._rs_slots_in_use()
 returns table (lane_id int, task_id int, worker_id text, jobs bigint, of_lane bigint, of_task bigint)
 language sql stable rows 100
@@ -60,10 +60,9 @@ as $$
   left join _rs_slots as held on held.lane_id = counted.lane_id and held.worker_id = counted.worker_id
 $$;
 
--- Reports the jobs of lanes that have ended: the same rules as in exchange.sql, which explains them. `have_failed`,
--- `closed_for` and `closes` belong to `back_ids`: see `_rs_note_outcomes`. `completed_…` are the jobs whose handlers have deleted
--- their rows. Returns the lanes in which
--- jobs have ended, the jobs that other transactions have locked, and those that the worker no longer holds.
+-- Reports ended jobs of lanes, by the same rules as exchange.sql, which explains them. `have_failed`, `closed_for` and `closes`
+-- belong to `back_ids`: see `_rs_note_outcomes`. `completed_…` are the jobs whose handlers have deleted their rows. Returns the
+-- lanes in which jobs have ended, the jobs that other transactions have locked, and those that the worker no longer holds.
 create or replace function :"schema"._rs_report_of_lanes(
   worker text, done_ids bigint[], done_at timestamptz[],
   back_ids bigint[], back_at timestamptz[], errors text[], seconds float8[], run_ats timestamptz[], attempts_by int[],
@@ -157,7 +156,7 @@ begin
 end
 $$;
 
--- Whether a lock is that of a claim: its time, or whole hours later, as `keep_locks_fresh.sql` leaves it.
+-- Whether a lock belongs to a claim: it has the time of the claim, or is whole hours later, as `keep_locks_fresh.sql` leaves it.
 create or replace function :"schema"._rs_is_same_claim(locked_at timestamptz, claimed_at timestamptz)
 returns boolean language sql immutable as $$
   select locked_at = claimed_at or case
@@ -165,30 +164,29 @@ returns boolean language sql immutable as $$
   end
 $$;
 
--- Claims jobs from lanes, after the report of the same exchange. The statements of this function have a snapshot each, and that
--- is why the limits are exact: the row of a lane, and that of each limit that several lanes share, is locked first, and only then
--- the claimed jobs are counted. Every other claim under these limits has either committed, and is counted, or not begun.
--- What it counts can only become less meanwhile. Nothing is stored that could drift.
+-- Claims jobs from lanes, after the report of the same exchange. Each statement of this function has its own snapshot, and that
+-- is why the limits are exact: the function first locks the row of each lane, and of each limit that several lanes share, and only
+-- then counts the claimed jobs. Every other claim under these limits has either committed, and is counted, or has not begun.
+-- Meanwhile, the count can only become lower. Nothing is stored that could drift.
 --
--- Locks: rows of `_rs_lanes`, then of `_rs_limits`, then of jobs, all with `skip locked`: it waits for no other session. A lane or a limit
--- that another claim has locked is left out (`contended`).
+-- Locks: rows of `_rs_lanes`, then of `_rs_limits`, then of jobs, all with `skip locked`: it waits for no other session. It skips
+-- lanes and limits that another claim has locked (`contended`).
 --
 -- Which lanes: those in which jobs have ended, those that were called, those whose time has come, those that wait for a limit
--- that has room again, and the open ones in the order of their turns. No lane that is full, paused, empty or out of tokens is
--- read. Between lanes, the jobs are taken by turn: each advances its lane's turn by the mean time of a job of the lane, divided by its
--- weight, so lanes share the time of the workers. A lane that wakes up begins at the turn of the others.
+-- that has room again, and the open ones in the order of their turns. It does not read lanes that are full, paused, empty or out of
+-- tokens. It takes jobs of different lanes by turn: each job advances its lane's turn by the mean time of a job of the lane, divided
+-- by its weight, so lanes share the time of the workers. A lane that wakes up begins at the turn of the others.
 --
--- Jobs ahead of slots: a worker may claim more jobs of a lane than it has slots in it, so that a slot need not wait for the
--- database between two short jobs. `_rs_slots` says how many slots the worker has then; without a row, each claimed job has one.
--- The worker starts no more jobs of the lane than it has slots. It alone lowers their number (`kept_lanes`, `kept_slots`), and a claim
--- that has locked the lane raises it, up to `most_slots`. How many jobs are claimed ahead depends on how long a job of the lane
--- takes, and how long those that are running have taken so far (`kept_ms`): as many as run within `ahead_ms`. Not if the lane has
--- a rate or a breaker, is in a group, or is closed: then each claimed job counts.
+-- Jobs ahead of slots: a worker may claim more jobs of a lane than it has slots in it, so that a slot does not wait for the
+-- database between two short jobs. `_rs_slots` then stores how many slots the worker has; without a row, each claimed job has one.
+-- The worker starts no more jobs of the lane than it has slots. Only the worker lowers their number (`kept_lanes`, `kept_slots`).
+-- Only a claim that has locked the lane raises it, up to `most_slots`. A worker claims ahead as many jobs as run within `ahead_ms`:
+-- that depends on how long a job of the lane takes, and on how long its running jobs have taken so far (`kept_ms`). If the lane has
+-- a rate or a breaker, is in a group, or is closed, no job is claimed ahead: each claimed job counts.
 --
--- `task_rooms` is how many more jobs of each task the worker may take, null for any number. `run_lanes` and `run_ms` say how
--- long the reported jobs took. Returns the claimed jobs, and one last row without an id: the time of the claim, whether it was
--- contended, when it has to be repeated although nothing happens, and how many slots the worker has in lanes of which it holds
--- jobs.
+-- `task_rooms` is how many more jobs of each task the worker may take, null for any number. `run_lanes` and `run_ms` are how long
+-- the reported jobs took. Returns the claimed jobs, and a last row without an id: the time of the claim, whether it was contended,
+-- when to repeat it if no event arrives before, and how many slots the worker has in lanes of which it holds jobs.
 create or replace function :"schema"._rs_claim_from_lanes(
   worker text, ended_lanes int[], run_lanes int[], run_ms float8[], task_ids int[], task_rooms int[], wanted int,
   forbidden text[], accepted text[], allowed jsonb, local_time timestamptz, freshness float8, max_bytes int,
@@ -216,7 +214,7 @@ declare
   share int;
   has_groups boolean := exists (select from _rs_limits as limits where limits.group_id is not null);
 begin
-  -- The worker uses no more slots than it says, from now on.
+  -- From now on, the worker uses no more slots than it reports.
   if cardinality(kept_lanes) > 0 then
     update _rs_slots as held set slots = kept.slots from unnest(kept_lanes, kept_slots) as kept (lane_id, slots)
     where held.lane_id = any (array[kept.lane_id]) and held.worker_id = worker and held.slots > kept.slots;
@@ -232,7 +230,7 @@ begin
       '{}'::int[], '{}'::int[];
     return;
   end if;
-  -- The limits for which lanes wait: those that have room again.
+  -- The limits that lanes wait for and that have room again.
   with recursive waited as (
     (select waits_for from _rs_lanes where waits_for is not null order by waits_for limit 1)
     union all
@@ -304,7 +302,7 @@ begin
     );
   end if;
   if not ended_lanes <@ won then
-    -- Another claim has locked it, and may not see that jobs have ended.
+    -- Another claim has locked it, but may not see that jobs have ended.
     perform _rs_call_lanes(array(select lane_id from unnest(ended_lanes) as lane_id where lane_id <> all (won)));
   end if;
   if cardinality(won) > 0 then
@@ -314,7 +312,7 @@ begin
       update _rs_lanes as lanes set limit_id = _rs_limit_of_queue(lanes.queue_name)
       where lanes.id = any (won) and lanes.is_new and lanes.limit_id is distinct from _rs_limit_of_queue(lanes.queue_name);
     end if;
-    -- How many jobs it reads of each lane. If the others have fewer, it claims again.
+    -- How many jobs to read of each lane. If the other lanes have fewer, the worker claims again.
     share := least(wanted, greatest(5, 2 * wanted / cardinality(won)));
     -- The limits that several lanes share.
     select array_agg(distinct limits.id) into needed
@@ -394,7 +392,7 @@ begin
             when lanes.task_id is null then greatest(lanes_in_use.slots - coalesce(limits.concurrency, 1), 0)
             else shared_rooms.excess
           end as excess,
-          -- Whether the jobs of the lane need nothing else than a slot of it. Then a worker may claim more jobs than it has slots.
+          -- Whether the jobs of the lane need only a slot of it. Then a worker may claim more jobs than it has slots.
           case
             when lanes.old_queue_id is not null then false
             when lanes.task_id is null then
@@ -403,7 +401,7 @@ begin
             when shared_rooms.id is null then true
             else shared_rooms.rate is null and shared_rooms.group_id is null and shared_rooms.is_open
           end as is_plain,
-          -- Otherwise another claim has locked the limit, and nothing is known of it.
+          -- False if another claim has locked the limit, so that its room is unknown.
           lanes.task_id is null or shared_rooms.id is not null as is_known,
           case
             when lanes.old_queue_id is not null or lanes.task_id is not null and shared_rooms.id is null then 0
@@ -427,8 +425,8 @@ begin
           end,
           coalesce(lanes_in_use.slots, 0), limits.rate, limits.per, limits.burst, lanes.tat, greatest(limits.paused_until, lanes.closed_until)
         ) as room
-        -- The second condition always holds, and the planner takes it for one that few rows meet. With the product of many
-        -- unknown numbers, it would expect billions of rows, and prepare each join by hash for that.
+        -- The second condition is always true, but the planner expects few rows to meet it. Otherwise it would multiply many
+        -- unknown numbers, expect billions of rows, and prepare a hash for each join.
         where lanes.id = any (won) and nullif(lanes.id, lanes.id) is null
       ), own as materialized (
         select
@@ -442,7 +440,7 @@ begin
               rooms.own_slots + slots.n - rooms.own_jobs
                 + floor(least((rooms.own_slots + slots.n) * ahead_ms / rooms.slow_ms, 1000::float8))::int
             ), 0)
-            -- Jobs that it claimed ahead while that was allowed go back first.
+            -- The worker first releases the jobs that it claimed ahead while that was allowed.
             when rooms.own_jobs > rooms.own_slots then 0
             else least(share, slots.n)
           end as n
@@ -520,7 +518,7 @@ begin
         left join shared_rooms as queue_groups on queue_groups.id = own.group_id
         left join shared_rooms as task_groups on task_groups.id = task_limits.group_id
         where due.nth <= due.n
-          -- A job in a queue that also needs a slot of its task needs both, and those after it wait.
+          -- A job in a queue may also need a slot of its task. It needs both slots, and the jobs after it wait.
           and (due.nth <= own.free or own.task_id is not null or due.nth < coalesce(first_limited.nth, due.nth + 1))
       ), within_tasks as (
         select
@@ -545,7 +543,7 @@ begin
         where task_group is null or task_group_use <= task_group_room
       ), allowed_jobs as materialized (
         select id, place, lane_id, turn, priority, run_at, takes_slot from within_limits
-        -- Jobs that take no slot need one that the worker has, or that another job takes.
+        -- A job that takes no slot needs one that the worker has, or that another job takes.
         where own_slots > 0 or takes_slot = 1
           or lane_id in (select others.lane_id from within_rooms as others where others.takes_slot = 1)
         order by turn, priority, run_at, id limit wanted
@@ -590,7 +588,7 @@ begin
         join (select lane_id, sum(takes_slot) as slots from allowed_jobs group by lane_id) as given on given.lane_id = chosen.lane_id
         group by chosen.lane_id
       ),
-      -- Why the first job of a lane that could not be taken has to wait.
+      -- Why the first job of a lane that was not taken has to wait.
       stopped as materialized (
         select distinct on (c.lane_id)
           c.lane_id,
@@ -666,7 +664,7 @@ begin
         set tat = greatest(limits.tat, now()) + used.cost * (limits.per / limits.rate), started_at = now()
         from used where limits.id = any (array[used.limit_id]) and limits.rate is not null
       ),
-      -- Lanes that have become open and that this worker leaves to others: jobs of tasks that it does not run.
+      -- Lanes that have become open, but have jobs of tasks that this worker does not run. It leaves them to other workers.
       for_others as (
         select from states
         join own on own.id = states.id

@@ -1,11 +1,11 @@
--- What the outcomes of jobs mean for their limits: a job that was rate limited closes a limit for a while, and failures in a
--- row trip its breaker. Reports note outcomes (`_rs_note_outcomes`); a session that has locked the lane or the limit applies them
--- (`_rs_apply_outcomes`). Claims: see 117-limited-exchange-functions.sql. Runs in a transaction (by hand: `psql -1`).
+-- How the outcomes of jobs change their limits: a rate-limited job closes a limit for a while, and failures in a row trip its
+-- breaker. Reports note outcomes (`_rs_note_outcomes`); a session that has locked the lane or the limit applies them
+-- (`_rs_apply_outcomes`). For claims, see 117-limited-exchange-functions.sql. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- The limits that a job of a task in a lane is under: that of the queue, that of the task, and their groups. The state of the
--- limit of a queue is in the lane. `queue` is the full name of the queue, `tokens` what a job takes of the rate, `place` the
--- order in which a limit is chosen to be closed. `is_sound`: no failure has been counted since the last success.
+-- The limits that a job of a task in a lane is under: that of the queue, that of the task, and those of their groups. The state of
+-- a queue's limit is in the lane. `queue` is the full name of the queue, `tokens` what a job takes of the rate, `place` the order
+-- in which the limit to close is chosen. `is_sound`: no failure has been counted since the last success.
 create or replace function :"schema"._rs_limits_of_job(lane int, task int)
 returns table (
   lane_id int, limit_id int, name text, queue text, tokens int, has_rate boolean, has_breaker boolean, is_sound boolean, place int
@@ -33,8 +33,8 @@ returns table (
   join _rs_limits as groups on groups.id = members.group_id
 $$;
 
--- The concurrency of a task's or a group's limit while its breaker lets one job through at a time, for `_rs_room`: negative. In a
--- group, it is the highest cost that a job can have.
+-- The concurrency of a task's or a group's limit while its breaker is half-open, as a negative number for `_rs_room`. In a group,
+-- it is the highest cost that a job can have.
 create or replace function :"schema"._rs_probe(id int)
 returns int language sql stable
 set search_path = pg_catalog, :"schema", pg_temp
@@ -47,10 +47,10 @@ as $$
   from _rs_limits as members where members.group_id = $1
 $$;
 
--- Notes what the jobs of a report mean for their limits, before the report changes their rows. `have_failed` says which of
--- the jobs given back have failed. `closed_for` is for how many seconds a job closes a limit, null if it was not rate
--- limited; `closes` is the name of that limit, null for that of its queue, or else of its task. `completed_…` are jobs whose
--- handlers have deleted their rows. Locks the jobs of which an outcome counts, as the report does: with `skip locked`.
+-- Notes the outcomes that count for limits, before the report changes the rows of the jobs. `have_failed` tells which of the
+-- jobs given back have failed. `closed_for` is for how many seconds a job closes a limit, null if it was not rate limited.
+-- `closes` is the name of that limit; null means the limit of its queue, or else of its task. `completed_…` are jobs whose handlers
+-- have deleted their rows. Locks the jobs whose outcomes count with `skip locked`, as the report does.
 create or replace function :"schema"._rs_note_outcomes(
   worker text, done_ids bigint[], done_at timestamptz[], back_ids bigint[], back_at timestamptz[],
   have_failed boolean[], closed_for float8[], closes text[],
@@ -75,7 +75,7 @@ begin
   ), held as materialized (
     select
       reported.id, jobs.job_queue_id as lane, jobs.task_id as task,
-      -- The lock of a job that runs for long is moved by whole hours.
+      -- The lock of a job that runs for a long time is moved by whole hours.
       least(jobs.locked_at, reported.locked_at) as claimed_at, reported.has_succeeded,
       reported.has_failed and not _rs_is_cancelled(jobs.locked_at, jobs.run_at, jobs.last_error) as has_failed,
       reported.seconds, reported.closes
@@ -113,7 +113,7 @@ begin
     outcomes.lane_id, outcomes.limit_id, outcomes.claimed_at, outcomes.has_succeeded, outcomes.failures, outcomes.tokens, outcomes.closed_until
   from outcomes
   where outcomes.failures > 0 or outcomes.tokens > 0 or outcomes.closed_until is not null
-    -- As long as all is well, a success changes nothing and is not written.
+    -- While no failure is counted, a success changes nothing and is not written.
     or outcomes.has_succeeded and (
       not outcomes.is_sound
       or exists (select from _rs_limit_outcomes as earlier where earlier.lane_id = outcomes.lane_id)
@@ -129,8 +129,8 @@ begin
 end
 $$;
 
--- Applies the outcomes that reports have noted. Locks rows of `_rs_lanes`, then of `_rs_limits`, with `skip locked`: what
--- another session has locked is left to that session, or to the next one.
+-- Applies the outcomes that reports have noted. Locks rows of `_rs_lanes`, then of `_rs_limits`, with `skip locked`: if another
+-- session has locked a row, that session or the next one applies its outcomes.
 create or replace function :"schema"._rs_apply_outcomes()
 returns void language plpgsql
 set search_path = pg_catalog, :"schema", pg_temp
@@ -211,12 +211,12 @@ begin
     )
     select taken.* from taken order by taken.id
   loop
-    -- If other jobs have started since, it is unknown how much of the token is left: it is lost.
+    -- If other jobs have started since, it is unknown how much of the token is left, so the token is lost.
     if outcome.claimed_at >= started_at then
       tat := tat - outcome.tokens::float8 * step;
     end if;
     closed_until := greatest(closed_until, outcome.closed_until);
-    -- What was claimed before the breaker tripped says nothing about the time after it.
+    -- A job that was claimed before the breaker tripped tells nothing about the service after that.
     continue when outcome.claimed_at <= counted_from;
     if trip is null or outcome.has_succeeded then
       failures := 0;

@@ -1,20 +1,20 @@
--- Replacing jobs: the newest payload of a key wins, and two jobs of the key never run at the same time. A running job is
+-- Replacing jobs: the newest payload of a key wins, and two jobs with the key never run at the same time. A running job is
 -- cancelled, and its successor waits until it has ended. Runs in a transaction (by hand: `psql -1`).
 set local search_path = pg_catalog, :"schema", pg_temp;
 
--- Adds a job in the place of the job with this key. A job that waits is replaced, as by add_job. One that is running is
--- cancelled (see _rs_cancel_jobs for `reason` and `force`), and so is one with this key that was cancelled before and has not
--- ended yet; the new job waits until they have ended. `outcome` is one of:
+-- Adds a job in place of the job with this key. Replaces a waiting job as add_job does. Cancels a running job (see
+-- _rs_cancel_jobs for `reason` and `force`), and also a job that had this key, was cancelled before and has not ended yet. The
+-- new job waits until these jobs have ended. `outcome` is one of:
 -- - 'added': no job with this key was waiting or running.
 -- - 'replaced': one was waiting.
--- - 'stopping': one is running, and its worker was asked to stop it. The new job waits for its end.
--- - 'unstoppable': one is running in a worker that cannot stop it (see _rs_cancel_jobs). The new job waits for its end.
+-- - 'stopping': one is running, and its worker was asked to stop it. The new job waits until it has ended.
+-- - 'unstoppable': one is running in a worker that cannot stop it (see _rs_cancel_jobs). The new job waits until it has ended.
 --
 -- `waits_for` are the running jobs, `worker_id` is the worker of one of them. The `run_at` of the returned job is the time at which
--- it is due once they have ended.
+-- it is due after they have ended.
 --
--- Locks names, then the job with the key, then its row of _rs_successors. A job of another session that had the key before is
--- not locked. Waits for a moment if a worker has only locked the row of the job.
+-- Locks names, then the job with the key, then its row of _rs_successors. Does not lock a job that had the key before. Waits for a
+-- moment if a worker has only locked the row of the job.
 create or replace function :"schema"._rs_replace_job(
   identifier text,
   payload json default null,
@@ -72,7 +72,7 @@ begin
 
   for attempt in 1..1000 loop
     select jobs.* into held from _private_jobs as jobs where jobs.key = job_key for update;
-    -- The row that we waited for is gone, or has lost its key; meanwhile the key may have passed to a new one.
+    -- The row that we waited for is gone, or has lost its key. Meanwhile, a new row may have got the key.
     continue when not found and exists (select from _private_jobs as jobs where jobs.key = job_key);
     if held.locked_at is not null and not _rs_may_administer(held.locked_at) then
       perform _rs_cancel_jobs(array[held.id], reason, force);
@@ -103,8 +103,8 @@ begin
     perform _rs_give_up('job with key ' || quote_literal(job_key));
   end if;
 
-  -- Those that had the key until they were cancelled, by this call or before. Only now, because the session for which this one has
-  -- waited may have cancelled one. They are not locked: if one ends meanwhile, the next _rs_release_successors sees it.
+  -- The jobs that had the key until they were cancelled, by this call or before. Read only now, because a session that this one has
+  -- waited for may have cancelled one. They are not locked: if one ends meanwhile, the next _rs_release_successors sees that.
   waits_for := array(
     select jobs.id from _rs_cancellations as cancellations
     join _private_jobs as jobs on jobs.id = cancellations.job_id
@@ -148,7 +148,7 @@ begin
 end
 $$;
 
--- The same as the owner. Returns the payload that the caller passed: it may not read the stored one.
+-- Like _rs_replace_job, but runs as the owner. Returns the payload that the caller passed: the caller may not read the stored one.
 create or replace function :"schema"._rs_replace_job_as_owner(
   identifier text, payload json, job_key text, queue_name text, run_at timestamptz, max_attempts int, priority int, flags text[],
   reason text, force boolean, out job :"schema"._private_jobs, out outcome text, out waits_for bigint[], out worker_id text
@@ -174,11 +174,11 @@ revoke execute on function :"schema"._rs_replace_job_as_owner(
   text, json, text, text, timestamptz, int, int, text[], text, boolean
 ) from public;
 
--- Lets the successors start whose predecessors have ended: their rows are gone, or not locked any more. Returns how many it has
--- released, and whether others wait. Never waits: a successor that another session has locked is left for the next call.
+-- Lets successors start if their predecessors have ended: their rows are gone or no longer locked. Returns how many successors it
+-- has released, and whether others wait. Never waits: it leaves a successor that another session has locked to the next call.
 --
--- Locks successors, then their jobs, both with `skip locked`. Reads the predecessors once more after that, because a session
--- that has just replaced the job again may have added some.
+-- Locks successors, then their jobs, both with `skip locked`. Then reads the predecessors once more, because a session that has
+-- just replaced the job again may have added some.
 create or replace function :"schema"._rs_release_successors(
   at_most int default 1000, out released bigint, out others_wait boolean
 ) language plpgsql
@@ -211,7 +211,7 @@ begin
     ), found_jobs as materialized (
       select jobs.id from _private_jobs as jobs where jobs.id = any (array(select job_id from ready)) for update skip locked
     ), due as (
-      -- One that was cancelled or has expired meanwhile does not run, but can be run again.
+      -- A successor that was cancelled or has expired meanwhile does not run, but can be run again.
       update _private_jobs as jobs set run_at = ready.run_at
       from ready, found_jobs
       where jobs.id = found_jobs.id and ready.job_id = found_jobs.id and jobs.locked_at is null and jobs.run_at = 'infinity'

@@ -1,4 +1,4 @@
--- The jobs in lanes that have failed permanently. They keep their lane, and are few. (`:concurrently`: see 120.)
+-- The permanently failed jobs in lanes. They keep their lane, and are few. (`:concurrently`: see 120.)
 create index :concurrently if not exists _rs_jobs_failed_in_lanes on :"schema"._private_jobs
   (job_queue_id)
   where is_available operator(pg_catalog.=) false and locked_at is null and job_queue_id operator(pg_catalog.<) 0;

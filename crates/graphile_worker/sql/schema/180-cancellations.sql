@@ -1,7 +1,7 @@
 -- Running jobs that were asked to stop. The row of the job says that it is cancelled, and why (`_rs_is_cancelled`); this
 -- table only tells the worker that runs it, also if the notification is lost. `force` ends a job that ignores the request.
--- `key` is the key that the job had, so that a job that replaces it can wait for its end. Rows of jobs that have ended are
--- deleted with the next cancellation.
+-- `key` is the key that the job had, so that a job that replaces it can wait until it has ended. The next cancellation deletes
+-- the rows of jobs that have ended.
 create table if not exists :"schema"._rs_cancellations (
   job_id bigint primary key,
   force boolean not null default false,

@@ -10,8 +10,8 @@
 
 -- `name` is 'task:…', 'queue:…', 'queue:…*', 'group:…' or 'all'. `prefix` is what the queues of a pattern begin with. `tat`
 -- is the state of the rate: the time at which the next start would be due if all starts had been evenly spaced. `started_at` is
--- when a job last took a token of it. Nothing starts before `closed_until`: a job was rate limited, or the breaker has tripped.
--- `trip` and `trip_for` are the breaker, `failures` how many jobs have failed in a row, `tripped_at` since when it has
+-- when a job last took a token of it. No job starts before `closed_until`: a job was rate limited, or the breaker has tripped.
+-- `trip` and `trip_for` are the settings of the breaker, `failures` is how many jobs have failed in a row, `tripped_at` is when it
 -- tripped. Jobs that were claimed before `counted_from` no longer count. For queues, this state is in the lane.
 create table if not exists :"schema"._rs_limits (
   id int generated always as identity primary key,
@@ -43,10 +43,10 @@ create index if not exists _rs_limits_with_breakers on :"schema"._rs_limits (id)
 
 -- `turn` orders the lanes that wait: it grows with the time that the jobs of the lane take, divided by its weight. `ready_at` is
 -- when a claim has to look at the lane: '-infinity' if it has due jobs and room, 'infinity' if only an event can change
--- something (a call, or room in the limit `waits_for`). `idle_since` is when a claim found last that only an event can change
--- something; null if there is more to do. `old_queue_id` is the queue that the lane replaces, as long as
--- that has jobs. `is_new` means that the transaction that created the lane may have overlapped one that set or dropped a limit, and
--- that neither saw the other: `limit_id` has to be checked.
+-- something (a call, or room in the limit `waits_for`). `idle_since` is when a claim last found that only an event can change
+-- something; null if there is more to do. `old_queue_id` is the queue that the lane replaces, as long as that has jobs. `is_new`
+-- means that the transaction that created the lane may have overlapped one that set or dropped a limit, so that neither saw the
+-- other: `limit_id` must be checked.
 create table if not exists :"schema"._rs_lanes (
   id int generated always as identity (increment by -1 start with -1 minvalue -2147483648 maxvalue -1) primary key,
   queue_name text,
@@ -86,7 +86,7 @@ create table if not exists :"schema"._rs_lane_calls (
 );
 create index if not exists _rs_lane_calls_by_lane on :"schema"._rs_lane_calls (lane_id);
 
--- How many slots a worker has in a lane of which it has claimed more jobs than that. Without a row, each claimed job has a slot.
+-- How many slots a worker has in a lane, if it has claimed more jobs than slots. Without a row, each claimed job has a slot.
 create table if not exists :"schema"._rs_slots (
   lane_id int not null,
   worker_id text not null,
@@ -94,9 +94,9 @@ create table if not exists :"schema"._rs_slots (
   primary key (lane_id, worker_id)
 ) with (fillfactor = 50);
 
--- What ended jobs mean for a breaker or a rate, until a session that has locked the lane or the limit applies it
+-- Outcomes of jobs that count for a breaker or a rate, until a session that has locked the lane or the limit applies them
 -- (`_rs_apply_outcomes`). One row for each lane or limit and each time of a claim. Reports only insert, so none waits for another
--- session. `has_succeeded` outweighs the failures beside it. `tokens` go back to the rate.
+-- session. `has_succeeded` overrides the failures of the same row. `tokens` go back to the rate.
 create table if not exists :"schema"._rs_limit_outcomes (
   id bigint generated always as identity primary key,
   lane_id int,
@@ -128,5 +128,5 @@ comment on index :"schema"._rs_lanes_open is 'For claims: lanes with due jobs an
 comment on index :"schema"._rs_lanes_due is 'For claims: lanes that have to be looked at later.';
 comment on index :"schema"._rs_lanes_new is 'Finds the lanes whose limit has to be checked.';
 comment on index :"schema"._rs_lanes_waiting is 'For claims: lanes that wait for room in a shared limit.';
-comment on index :"schema"._rs_lanes_idle is 'Lanes of queues that may have had no jobs for long, the oldest first.';
+comment on index :"schema"._rs_lanes_idle is 'Lanes of queues that may have had no jobs for a long time, the oldest first.';
 comment on index :"schema"._rs_lane_calls_by_lane is 'For claims: lanes in which something has changed.';

@@ -1,4 +1,4 @@
--- Jobs that replace running ones, and wait until these have ended. Until then, `run_at` of the job is `infinity`, and its real
+-- Jobs that replace running jobs, and wait until those have ended. Until then, the `run_at` of the job is `infinity`, and its real
 -- `run_at` is here. Empty unless a running job is being replaced.
 create table if not exists :"schema"._rs_successors (
   job_id bigint primary key,

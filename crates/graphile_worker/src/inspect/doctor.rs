@@ -188,7 +188,7 @@ struct Limits {
     tripped: Vec<String>,
     /// Sessions that listen for jobs under no name of ours.
     listeners: i64,
-    /// Jobs whose replaced jobs have ended, and that no worker has let start.
+    /// Number of jobs that still wait although the jobs that they replace have ended.
     unnoticed: i64,
 }
 
@@ -902,13 +902,13 @@ fn breakers(limits: &Limits, schema: &str) -> DoctorCheck {
         return DoctorCheck::ok("breakers", "none tripped".to_owned());
     }
     let program = program(schema);
-    let advice = format!("See `{program} limit list`; to start jobs at once, run `{program} resume NAME`.");
+    let advice = format!("See `{program} limit list`. To start jobs now, run `{program} resume NAME`.");
     DoctorCheck::advice("breakers", format!("tripped: {}", some_of(&limits.tripped)), advice)
 }
 
-/// Whether jobs wait although the jobs that they replace have ended. `None` if there are none.
+/// Warns of jobs that wait although the jobs that they replace have ended. `None` if there are none.
 fn replaced_jobs(limits: &Limits, schema: &str) -> Option<DoctorCheck> {
-    let found = format!("waiting for jobs that have ended: {}", limits.unnoticed);
+    let found = format!("waiting although the replaced jobs have ended: {}", limits.unnoticed);
     let advice = format!("Only workers of this release let them start. Start one: {}", program(schema));
     (limits.unnoticed > 0).then(|| DoctorCheck::advice("replaced_jobs", found, advice))
 }

@@ -56,7 +56,7 @@ struct Facts {
     last_heartbeat_at: Option<DateTime<Utc>>,
 }
 
-/// A running job that the job replaces.
+/// A running job that this job replaces.
 #[derive(Debug, Clone, Deserialize)]
 struct SeenReplaced {
     job_id: i64,
@@ -83,9 +83,9 @@ struct SeenLimit {
     /// When the pause ends.
     resumed_seconds: Option<f64>,
     paused_by: Option<String>,
-    /// When it is open again.
+    /// Seconds until it is no longer closed.
     closed_seconds: Option<f64>,
-    /// Since when its breaker has been tripped.
+    /// Seconds since its breaker tripped.
     tripped_seconds: Option<f64>,
     failures: Option<i64>,
 }
@@ -500,7 +500,7 @@ fn decide(facts: &Facts) -> Vec<WhyReason> {
     reasons
 }
 
-/// Whether the job replaces another, whose end it waits for.
+/// Whether the job waits for the end of a job that it replaces.
 fn waits_for_replaced(facts: &Facts, job: &JobSummary) -> Option<WhyReason> {
     if job.replaces.is_empty() {
         return None;
@@ -1029,19 +1029,19 @@ mod tests {
             ..SeenLimit::default()
         };
         let (said, fix) = limited(closed.clone());
-        assert_eq!(said, ["The task \"t\" starts no jobs for 30s more, because a job of it was rate limited."]);
+        assert_eq!(said, ["The task \"t\" starts no jobs for another 30s, because one of its jobs was rate limited."]);
         assert_eq!(fix, "To start jobs now: graphile-worker resume task:t");
         let tripped = SeenLimit { tripped_seconds: Some(120.0), failures: Some(5), ..closed };
         let (said, _) = limited(tripped.clone());
         assert_eq!(
             said,
-            ["The breaker of the task \"t\" tripped 2m ago: 5 jobs failed in a row. No job starts for 30s more."]
+            ["The breaker of the task \"t\" tripped 2m ago: 5 jobs failed in a row. No job starts for another 30s."]
         );
         let (said, fix) = limited(SeenLimit { closed_seconds: None, in_use: 1, ..tripped });
         assert_eq!(
             said,
             [
-                "The breaker of the task \"t\" tripped 2m ago. One job at a time runs until one succeeds, and one is running."
+                "The breaker of the task \"t\" tripped 2m ago and is half-open. One job at a time runs until one succeeds, and one is running now."
             ]
         );
         assert_eq!(fix, "To start jobs now: graphile-worker resume task:t");

@@ -50,14 +50,15 @@ pub struct LimitSummary {
     pub paused_by: Option<String>,
     /// How many failures in a row trip its breaker.
     pub trip: Option<i32>,
-    /// For how many seconds no job starts then.
+    /// For how many seconds no job starts after a trip.
     pub trip_seconds: Option<f64>,
-    /// How many jobs have failed in a row, if it has a breaker. For a pattern: in the queue where that is most.
+    /// How many jobs have failed in a row, if it has a breaker. For a pattern: the highest number of its queues.
     pub failures: i32,
-    /// Since when its breaker has been tripped; for a pattern, that of a queue. From `closed_until` on, one job at a time runs.
+    /// When its breaker tripped, if it is tripped; for a pattern, that of a queue. From `closed_until` on, the breaker is
+    /// half-open: one job at a time runs.
     pub tripped_at: Option<DateTime<Utc>>,
-    /// When jobs may start again, if none may because its breaker has tripped or a job was rate limited. For a pattern: the
-    /// latest of its queues.
+    /// If the limit is closed, because its breaker has tripped or a job was rate limited: when jobs may start again. For a
+    /// pattern: the latest time of its queues.
     pub closed_until: Option<DateTime<Utc>>,
     /// For a queue or a pattern: number of queues that are closed, or whose breakers are tripped.
     pub closed_queues: Option<i64>,

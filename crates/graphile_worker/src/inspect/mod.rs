@@ -196,7 +196,7 @@ pub struct JobSummary {
     pub revision: i32,
     /// Its flags.
     pub flags: Vec<String>,
-    /// The jobs that it replaces and that were running then: it waits until they have ended.
+    /// The running jobs that it replaces: it waits until they have ended.
     pub replaces: Vec<i64>,
 }
 

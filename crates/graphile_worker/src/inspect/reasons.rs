@@ -197,12 +197,12 @@ pub enum WhyReason {
         job_id: i64,
         /// The worker that runs it.
         worker: WhyWorker,
-        /// Whether the worker stops jobs when it is asked to. Node's and those of older releases do not.
+        /// Whether the worker stops jobs when it is asked to. Node's workers and those of older releases do not.
         can_stop: bool,
         /// Seconds without a heartbeat after which another worker ends it; `None` if no live worker does.
         freed_after: Option<f64>,
     },
-    /// The running job that it replaces has ended, and no worker has noticed yet.
+    /// The job that it replaces has ended, but no worker has noticed yet.
     ReplacedHasEnded,
     /// A session holds, or waits for, a lock on a table: no worker can claim jobs.
     TableLocked {
@@ -265,18 +265,18 @@ pub enum WhyReason {
         /// The role that paused it.
         by: Option<String>,
     },
-    /// A limit lets no job start for a while: a job was rate limited, or its breaker has tripped.
+    /// A limit is closed, so no job under it starts for a while: a job was rate limited, or its breaker has tripped.
     LimitClosed {
         /// Its name, such as `task:send_email`.
         limit: String,
         /// Seconds until jobs may start again.
         resumed_after: f64,
-        /// Seconds since its breaker tripped, if that is why.
+        /// Seconds since its breaker tripped; `None` if a job was rate limited.
         tripped_seconds: Option<f64>,
         /// How many jobs have failed in a row.
         failures: i64,
     },
-    /// The breaker of a limit has tripped and lets one job through at a time, which runs now.
+    /// The breaker of a limit is half-open: one job at a time runs, and another one is running now.
     BehindProbe {
         /// Its name, such as `task:send_email`.
         limit: String,
@@ -417,7 +417,7 @@ impl fmt::Display for WhyReason {
                 }
             }
             WhyReason::ReplacedHasEnded => f.write_str(
-                "The job that it replaces has ended, and no worker has noticed yet. Only workers of this release look for that, each second.",
+                "The job that it replaces has ended, but no worker has noticed yet. Only workers of this release check for that, every second.",
             ),
             WhyReason::TableLocked { table, granted, waits_for, holder } => {
                 table_locked(f, table, *granted, *waits_for, holder)
@@ -452,8 +452,8 @@ impl fmt::Display for WhyReason {
             }
             WhyReason::BehindProbe { limit, tripped_seconds } => {
                 let tripped = format_duration(*tripped_seconds);
-                write!(f, "The breaker of {} tripped {tripped} ago. ", named(limit))?;
-                write!(f, "One job at a time runs until one succeeds, and one is running.")
+                write!(f, "The breaker of {} tripped {tripped} ago and is half-open. ", named(limit))?;
+                write!(f, "One job at a time runs until one succeeds, and one is running now.")
             }
             WhyReason::LimitReached { limit, concurrency, in_use, cost, rate, per_seconds, next_after } => {
                 match (concurrency, rate) {
@@ -568,12 +568,12 @@ fn closed(
     let (limit, after) = (named(limit), format_duration(resumed_after));
     match tripped_seconds.map(format_duration) {
         None => {
-            write!(f, "{} starts no jobs for {after} more, because a job of it was rate limited.", capital(&limit))
+            write!(f, "{} starts no jobs for another {after}, because one of its jobs was rate limited.", capital(&limit))
         }
         Some(tripped) => {
             let failed = if failures == 1 { "1 job".to_owned() } else { format!("{failures} jobs") };
             write!(f, "The breaker of {limit} tripped {tripped} ago: {failed} failed in a row. ")?;
-            write!(f, "No job starts for {after} more.")
+            write!(f, "No job starts for another {after}.")
         }
     }
 }

@@ -49,8 +49,8 @@ impl ClaimSize {
         self.wanted_for(self.ahead(), concurrency, in_flight)
     }
 
-    /// For how long the slots should be busy with jobs that are claimed: twice as long as an exchange takes, because one batch
-    /// runs while the next is being claimed.
+    /// How long the claimed jobs should keep the slots busy: twice as long as an exchange takes, because one batch runs
+    /// while the worker claims the next.
     pub(crate) fn ahead(&self) -> Duration {
         Duration::from_secs_f64(2.0 * self.round_trip.unwrap_or_default())
     }

@@ -19,7 +19,7 @@ pub(crate) enum Outcome {
     /// Done, and already recorded by the handler's own transaction.
     CompletedByHandler,
     Snoozed(TaskOutcome),
-    /// The service behind the task asked for a break.
+    /// A service rate limited the job.
     RateLimited {
         error: TaskError,
         wait: Duration,

@@ -5,8 +5,8 @@
 //! jobs. The two sides meet nowhere else.
 //!
 //! Invariants, each checked by a test below or by `model/`:
-//! - A job is in at most one of `ready`, `behind` (of a queue or a limited queue), `over_limit`, `running`, `report`, `blocked`, a report under way, and
-//!   the `ended` and `written` of a batch.
+//! - A job is in at most one of `ready`, `behind` (of a queue or a limited queue), `over_limit`, `running`, `report`, `blocked`,
+//!   a report under way, and the `ended` and `written` of a batch.
 //! - A queue is in `queues` exactly while the worker has, or may have, an unreported job of it.
 //! - No report both releases a job of a queue and frees that queue.
 //! - The outcome of a job of an open batch goes to the batch, and that of any other job to the report (`batches`).
@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
-/// How much work of a limited queue a worker claims ahead of its slots, at most: a job of another queue, which is to have its
-/// fair share, may wait for that long.
+/// At most how much work of a limited queue a worker claims ahead of its slots. A job of another queue may have to wait this long
+/// for its fair share.
 const LONGEST_AHEAD: Duration = Duration::from_millis(5);
 
 /// The worker releases a claimed job that has waited this long, because another worker may have a free slot for it.
@@ -64,7 +64,7 @@ pub(crate) struct Inflight {
     pub(crate) second_lane_due: Notify,
     /// Notified when a batch may be due.
     batch_due: Notify,
-    /// Whether the end of a cancelled job was recorded: the job that replaces it may start.
+    /// Whether the end of a cancelled job was recorded, so that the job that replaces it may start.
     cancelled_recorded: AtomicBool,
     /// Whether batches claim the jobs of repeatable tasks, and not exchanges.
     pub(crate) batches_run: Arc<AtomicBool>,
@@ -534,7 +534,7 @@ impl Inflight {
             state.release_waiting(|waiting| limits.is_paused(&waiting.job));
         }
         if limits.settings != state.limits.settings {
-            // They may have been claimed under a limit that was higher.
+            // They may have been claimed under a higher limit.
             state.release_waiting(|waiting| waiting.job.limited_queue().is_some());
         }
         if limits.differs_from(&state.limits) {
@@ -586,7 +586,7 @@ impl Inflight {
         state.running.len() < state.concurrency
     }
 
-    /// How far ahead of the slots of limited queues jobs are claimed.
+    /// How much work the worker claims ahead of the slots of a limited queue.
     pub(crate) fn ahead(&self) -> Duration {
         self.state().claim_size.ahead().min(LONGEST_AHEAD)
     }
@@ -938,7 +938,7 @@ impl State {
         }
     }
 
-    /// The slots of limited queues that the worker keeps, from now on.
+    /// The slots of limited queues that the worker keeps from now on.
     fn kept_slots(&mut self) -> Vec<KeptSlots> {
         let kept = self.slots.keep();
         let mut longest: FastMap<i32, Duration> = FastMap::default();
@@ -952,7 +952,7 @@ impl State {
         kept.into_iter().map(|(queue, slots)| KeptSlots { queue, slots, longest_run: longest_run(queue) }).collect()
     }
 
-    /// Takes note of the slots of limited queues. If there are fewer than before, releases the jobs that have not started.
+    /// Records the slots of limited queues. If a queue now has fewer slots than it uses, releases its jobs that have not started.
     fn take_slots(&mut self, slots: &[(i32, usize)]) {
         let mut lowered = FastSet::default();
         for (queue, slots) in slots {

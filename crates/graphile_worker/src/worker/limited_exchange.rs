@@ -89,7 +89,7 @@ impl Exchange {
         answer().context(context)
     }
 
-    /// Reads the limits; with their states, if hooks want them.
+    /// Reads the limits, and their states if hooks need them.
     pub(super) async fn limits(&mut self) -> Option<Limits> {
         let wants_states = self.shared.hooks.follow_limits();
         let connection = self.connection.as_mut()?;
@@ -179,7 +179,7 @@ fn states(json: &str) -> sqlx::Result<LimitStates> {
     Ok(rows.into_iter().map(state).collect())
 }
 
-/// What the outcomes mean for the limits of the jobs: see `_rs_note_outcomes`.
+/// The outcomes that count for the limits of the jobs: see `_rs_note_outcomes`.
 fn bind_outcomes<'q>(query: Query<'q, Postgres, PgArguments>, report: &'q Report) -> Query<'q, Postgres, PgArguments> {
     let given_back = || report.ended.iter().map(|ended| &ended.settlement).filter(|ended| ended.unlock().is_some());
     let closed_for = |ended: &Settlement| ended.closed_for().map(|wait| wait.min(LATEST_RUN).as_secs_f64());

@@ -17,7 +17,7 @@ pub(crate) struct Limits {
     pub(crate) any_exist: bool,
     /// Until when no job starts.
     pub(crate) all_paused_until: Option<Instant>,
-    /// Whether a limit has a breaker, which failures may trip.
+    /// Whether any limit has a breaker, which failures may trip.
     pub(crate) have_breakers: bool,
     /// Limited queues that are paused or closed.
     pub(crate) paused_queues: HashSet<i32>,
@@ -25,15 +25,15 @@ pub(crate) struct Limits {
     pub(crate) paused_tasks: HashSet<String>,
     /// Tasks with a limit: their jobs without a queue are in limited queues, or will be in a moment.
     pub(crate) limited_tasks: HashSet<i32>,
-    /// Stands for the settings of all limits: another text if any of them has changed.
+    /// A checksum of the settings of all limits.
     pub(crate) settings: String,
-    /// Which limits start no job or one at a time, and why. Read only for hooks.
+    /// Which limits start no jobs, or one at a time, and why. Read only if hooks need it.
     pub(crate) states: LimitStates,
     /// When the first of these states ends.
     pub(crate) next_change: Option<Instant>,
 }
 
-/// The states of limits that are not as usual. Each limit can be paused, and tripped or rate limited beside.
+/// The limits that are paused, tripped or rate limited. A limit can be paused and also tripped or rate limited.
 pub(crate) type LimitStates = HashMap<(String, StateKind), LimitState>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
@@ -51,10 +51,10 @@ pub(crate) struct LimitState {
     pub(crate) failures: i32,
 }
 
-/// What has happened to a limit, for hooks.
+/// A change of a limit's state, for hooks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StateChange {
-    /// It begins, or lasts longer.
+    /// The state begins, or is extended.
     Begins(String, StateKind, LimitState),
     Ends(String, StateKind),
 }
@@ -92,9 +92,9 @@ impl Shared {
     }
 }
 
-/// What has changed between two readings, by the names of the limits.
+/// The changes between two reads, sorted by the names of the limits.
 pub(crate) fn changes(before: &LimitStates, after: &LimitStates) -> Vec<StateChange> {
-    // A breaker that lets one job through at a time has only got older.
+    // A breaker that becomes half-open keeps its `until`, so that is no change.
     let is_new =
         |key: &(String, StateKind), state: &LimitState| before.get(key).is_none_or(|known| known.until != state.until);
     let begun = after.iter().filter(|(key, state)| is_new(key, state));

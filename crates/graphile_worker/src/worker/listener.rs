@@ -76,9 +76,9 @@ struct LedgerChecks {
     cancellation_requested: AtomicBool,
     /// Jobs were added that expire.
     expiries_changed: AtomicBool,
-    /// Jobs wait for the end of running jobs that they replace, or the listener may have missed that.
+    /// Running jobs were replaced, or the listener may have missed that.
     successors_changed: AtomicBool,
-    /// Notified with any of these.
+    /// Notified if any of these changes.
     changed: Notify,
     /// How many workers listen, about.
     workers: AtomicU32,

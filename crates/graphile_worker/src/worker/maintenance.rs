@@ -1,6 +1,6 @@
 //! Maintenance: what a worker does periodically besides running jobs. It refreshes the locks of long-running jobs,
-//! reads which of its jobs are cancelled, lets jobs start whose replaced jobs have ended, releases locks that are older than 4 hours, checks whether a newer release changes the schema, counts the workers,
-//! and warns of rows that stay locked.
+//! reads which of its jobs are cancelled, lets jobs start if the jobs that they replace have ended, releases locks that are
+//! older than 4 hours, checks whether a newer release changes the schema, counts the workers, and warns of rows that stay locked.
 //!
 //! Recovery of dead workers is not here: see `recovery`.
 
@@ -33,10 +33,10 @@ const LEDGERS_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a worker reads the limits, besides when it is notified of a change.
 const LIMITS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long after the end of a pause a worker reads the limits, so that the database agrees that it is over.
+/// How long after the end of a pause a worker reads the limits, so that it is over by the database's clock, too.
 const CHANGE_DELAY: Duration = Duration::from_millis(10);
 
-/// How often a worker reads which limits are reached, if a hook wants to know.
+/// How often a worker reads which limits are reached, if it has a hook for that.
 const REACHED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a worker puts waiting jobs where the limits want them, if there are limits.
@@ -51,8 +51,8 @@ const CANCELLATIONS_RETRY: Duration = Duration::from_secs(1);
 /// The minimum interval between two sweeps for expired jobs.
 const EXPIRIES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The interval at which a worker looks whether replaced jobs have ended, as long as jobs wait for that. It looks at once if
-/// they have ended in this worker.
+/// How often a worker checks whether replaced jobs have ended, while jobs wait for that. It checks at once if they have ended in
+/// this worker.
 const SUCCESSORS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When each kind of maintenance is due.
@@ -62,7 +62,7 @@ pub(super) struct Maintenance {
     cancellations_read_at: Instant,
     /// When to look for expired jobs; `None` if no job expires, as far as this worker knows.
     expiries_at: Option<Instant>,
-    /// When to look whether replaced jobs have ended; `None` if no job waits for that, as far as this worker knows.
+    /// When to check whether replaced jobs have ended; `None` if no job waits for that, as far as this worker knows.
     successors_at: Option<Instant>,
     keep_locks_fresh_after: Duration,
     fresh_locks_at: Instant,
@@ -71,9 +71,9 @@ pub(super) struct Maintenance {
     count_at: Instant,
     limits_at: Instant,
     settle_at: Option<Instant>,
-    /// Whether a limit has a breaker.
+    /// Whether any limit has a breaker.
     have_breakers: bool,
-    /// The states of limits when they were last read.
+    /// The states of limits at the last read.
     limit_states: Option<LimitStates>,
     reached_at: Instant,
     has_warned_of_blocked: bool,
@@ -170,8 +170,8 @@ impl Maintenance {
         }
     }
 
-    /// Lets jobs start whose replaced jobs have ended. Costs nothing as long as no running job is replaced: a worker looks when
-    /// it starts, when it is notified and, if it does not listen, at each poll. Returns whether any may start.
+    /// Lets jobs start if the jobs that they replace have ended. Costs nothing while no running job is being replaced: a worker
+    /// checks when it starts, when it is notified and, if it does not listen, at each poll. Returns whether any may start.
     pub(super) async fn release_successors(
         &mut self,
         exchange: &mut Exchange,
@@ -220,7 +220,7 @@ impl Maintenance {
     }
 
     /// Reads the limits if they may have changed, and puts waiting jobs where they want them.
-    /// Returns what has changed, if hooks want to know.
+    /// Returns the changes, if hooks need them.
     pub(super) async fn follow_limits(
         &mut self,
         exchange: &mut Exchange,
@@ -237,7 +237,7 @@ impl Maintenance {
                     self.limits_at = next_change.map_or(self.limits_at, |change| change.min(self.limits_at));
                     self.have_breakers = limits.have_breakers;
                     let states = std::mem::take(&mut limits.states);
-                    // What is so when the worker starts has not changed.
+                    // The states at the worker's start are not changes.
                     changed = self.limit_states.as_ref().map(|known| changes(known, &states)).unwrap_or_default();
                     self.limit_states = Some(states);
                     self.settle_at = limits.any_exist.then(|| self.settle_at.unwrap_or(now));
@@ -253,8 +253,8 @@ impl Maintenance {
         changed
     }
 
-    /// The report may have closed a limit: jobs of it that this worker holds must not start. The notification comes later, or not
-    /// at all.
+    /// The report may have closed a limit, and the jobs under it that this worker holds must not start. So the worker reads the
+    /// limits: the notification arrives later, or not at all.
     pub(super) fn limited_jobs_reported(&mut self, report: &Report) {
         let may_close = |ended: &Ended| {
             ended.settlement.closed_for().is_some() || self.have_breakers && ended.settlement.has_failed()
@@ -264,7 +264,7 @@ impl Maintenance {
         }
     }
 
-    /// Returns when a hook of limits wants to know more.
+    /// Returns when limits should be read for their hooks.
     pub(super) async fn limit_hooks_due(&self, hooks: &HookRegistry) {
         let states = hooks.follow_limits().then_some(self.limits_at);
         let reached = hooks.has::<LimitReached>().then_some(self.reached_at);
@@ -274,7 +274,7 @@ impl Maintenance {
         }
     }
 
-    /// The limits because of which due jobs wait, if a hook wants to know. Reads them rarely if that takes long.
+    /// The limits that due jobs wait for, if a hook needs them. If the read takes long, repeats it rarely.
     pub(super) async fn reached_limits(
         &mut self,
         exchange: &mut Exchange,
@@ -415,7 +415,7 @@ impl Exchange {
         }
     }
 
-    /// Lets jobs start whose replaced jobs have ended. Returns whether there were any, and whether others wait.
+    /// Lets jobs start if the jobs that they replace have ended. Returns whether there were any, and whether others wait.
     async fn release_successors(&mut self) -> (bool, bool) {
         let Some(connection) = self.connection.as_mut() else { return (false, true) };
         let query = self.statements.release_successors.query().persistent(false);

@@ -36,7 +36,7 @@ pub(crate) struct Report {
 pub(crate) struct KeptSlots {
     pub(crate) queue: i32,
     pub(crate) slots: usize,
-    /// How long the longest of its running jobs has run.
+    /// How long its longest-running job has run so far.
     pub(crate) longest_run: Duration,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct ClaimRequest {
     pub(crate) jobs: usize,
     /// How many slots of one limited queue the worker can use.
     pub(crate) most_slots: usize,
-    /// In what time the slots should be done with the jobs that are claimed ahead.
+    /// How long the jobs that are claimed ahead may keep the slots busy.
     pub(crate) ahead: Duration,
     pub(crate) flags: FlagFilter,
     /// How many more jobs of each limited task to claim.

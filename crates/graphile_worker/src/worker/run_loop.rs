@@ -233,7 +233,7 @@ impl<'w> RunLoop<'w> {
         }
     }
 
-    /// Applies changed limits, and announces what has changed.
+    /// Applies changed limits, and calls the hooks of the changes.
     async fn follow_limits(&mut self) {
         let changed = self.maintenance.follow_limits(&mut self.exchange, &self.listener, &self.inflight).await;
         let shared = &self.worker.shared;
@@ -280,7 +280,7 @@ impl<'w> RunLoop<'w> {
         }
     }
 
-    /// Lets jobs start whose replaced jobs have ended. Returns whether there are any.
+    /// Lets jobs start if the jobs that they replace have ended. Returns whether there are any.
     async fn release_successors(&mut self) -> bool {
         let RunLoop { maintenance, exchange, listener, inflight, .. } = self;
         let any = maintenance.release_successors(exchange, listener, inflight).await;

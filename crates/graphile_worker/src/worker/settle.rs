@@ -30,8 +30,8 @@ pub(crate) enum Settlement {
     Expire { error: String },
     /// The handler asked for a later run. The attempt does not count.
     Snooze { run_at: NextRun },
-    /// The service behind the task asked for a break: the job runs again after it, and until then its limit is closed. The attempt
-    /// does not count.
+    /// A service rate limited the job: it runs again after the delay, and its limit is closed until then. The attempt does not
+    /// count.
     RateLimited {
         error: String,
         wait: Duration,
@@ -163,7 +163,7 @@ impl Settlement {
         matches!(self, Settlement::Retry { .. } | Settlement::GiveUp { .. })
     }
 
-    /// For how long the job closes a limit.
+    /// How long the job closes a limit.
     pub(crate) fn closed_for(&self) -> Option<Duration> {
         match self {
             Settlement::RateLimited { wait, .. } => Some(*wait),

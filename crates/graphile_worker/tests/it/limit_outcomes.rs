@@ -1,4 +1,4 @@
-//! What the outcomes of jobs mean for their limits: jobs that are rate limited, circuit breakers, and the hooks of limits.
+//! How the outcomes of jobs change their limits: rate-limited jobs, circuit breakers, and the hooks of limits.
 
 use crate::support::{Db, Started, until};
 use crate::worker_support::{options, run_once, until_no_jobs, until_true};
@@ -19,7 +19,7 @@ async fn task_exists(db: &Db, task: &str) {
     db.run(&format!("insert into graphile_worker._private_tasks (identifier) values ('{task}')")).await;
 }
 
-/// The jobs, without what depends on the time.
+/// The jobs, without the columns that depend on the time.
 async fn jobs(db: &Db) -> Value {
     db.value(
         "select json_agg(json_build_object('id', id, 'attempts', attempts, 'error', last_error,
@@ -29,7 +29,7 @@ async fn jobs(db: &Db) -> Value {
     .await
 }
 
-/// How many seconds each task, group and queue is closed for, rounded.
+/// For how many seconds each task, group and queue is closed, rounded.
 async fn closed(db: &Db) -> Value {
     db.value(
         "select coalesce(json_object_agg(name, seconds order by name), '{}') from (
@@ -162,7 +162,7 @@ async fn jobs_that_another_worker_has_claimed_and_not_started_are_released() {
             }
         })
     };
-    // Its only slot is busy, and it may hold more jobs.
+    // Its only slot is busy, but it may hold more jobs.
     let holder = Started::new(worker(1)).await;
     db.run("select graphile_worker.add_job('t', to_json(n)) from generate_series(1, 10) as n").await;
     until("the first job runs", async || (begun.load(Ordering::SeqCst) == 1).then_some(())).await;
@@ -318,7 +318,7 @@ impl Partner {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// From now on, the highest number of jobs at once is counted anew.
+    /// Resets the highest number of jobs at once.
     fn watch(&self) {
         self.most_at_once.store(0, Ordering::SeqCst);
     }
@@ -432,7 +432,7 @@ async fn a_breaker_of_a_group_counts_the_failures_of_all_its_tasks() {
         })
     });
     options.init().await.unwrap().run_once().await.unwrap();
-    // The worker has claimed them all, and releases the others as soon as it knows.
+    // The worker has claimed them all, and releases the others as soon as it learns of the trip.
     assert!((4..20).contains(&runs.load(Ordering::SeqCst)), "{runs:?}");
     let state = "select tripped_at is not null from graphile_worker._rs_limits where name = 'group:api'";
     assert_eq!(db.value(state).await, true);

@@ -1,4 +1,4 @@
-//! Replacing a job by its key while it runs: the new one starts when the old one is gone.
+//! Replacing a job by its key while it runs: the new job starts when the old one has ended.
 
 use crate::support::{Db, Started, until};
 use crate::worker_support::{
@@ -34,7 +34,7 @@ async fn state(db: &Db, id: i64) -> Option<JobState> {
     utils(db).find_job(id).await.unwrap().map(|details| details.job.state)
 }
 
-/// The running jobs for which this one waits, as `show` and `list` say.
+/// The running jobs that this one waits for, as `show` and `list` say.
 async fn waits_for(db: &Db, id: i64) -> Vec<i64> {
     let shown = utils(db).find_job(id).await.unwrap().unwrap().job.replaces;
     let listed = utils(db).list_jobs(&graphile_worker::JobFilter::default()).await.unwrap();
@@ -63,7 +63,7 @@ async fn stoppable(options: WorkerOptions) -> (Started, mpsc::UnboundedReceiver<
             assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "two jobs of the key run at the same time");
             let _ = sender.send(payload);
             ctx.cancelled().await;
-            // As a handler that tidies up.
+            // Like a handler that tidies up.
             tokio::time::sleep(Duration::from_millis(20)).await;
             running.fetch_sub(1, Ordering::SeqCst);
         }
@@ -86,7 +86,7 @@ async fn hold(db: &Db, id: i64, worker: &str) {
     .await;
 }
 
-/// The held job has ended, as a worker of ours reports it.
+/// Ends the held job, as a worker of ours reports it.
 async fn end(db: &Db, id: i64) {
     db.run(&format!("delete from graphile_worker._private_jobs where id = {id} and locked_at is not null")).await;
 }
@@ -107,7 +107,7 @@ async fn the_new_job_starts_as_soon_as_the_old_one_has_stopped() {
     assert_eq!(begun.recv().await, Some(json!(2)));
     assert_eq!(state(&db, old).await, None, "it has ended without an error, so it is done");
 
-    // And so on, as often as you like: each waits for the one before.
+    // Any number of times: each job waits for the one before.
     for n in 3..=8 {
         assert_eq!(replace(&db, json!(n)).await.outcome, ReplaceOutcome::Stopping);
         assert_eq!(begun.recv().await, Some(json!(n)));
@@ -192,7 +192,7 @@ async fn a_job_in_nodes_worker_cannot_be_stopped_and_the_new_one_waits_for_its_e
     assert_eq!(replaced.worker_id.as_deref(), Some("worker-of-node"));
     run_once(&db, |_, _| async {}).await;
     assert_eq!(state(&db, replaced.job.id).await, Some(JobState::Scheduled), "it waits");
-    // The way in which Node's worker reports a failure.
+    // This is how Node's worker reports a failure.
     db.run(&format!(
         "update graphile_worker._private_jobs set last_error = 'oops',
            run_at = greatest(now(), run_at) + (exp(least(attempts, 10)) * interval '1 second'), locked_by = null, locked_at = null
@@ -226,7 +226,7 @@ async fn a_worker_finds_out_by_itself_that_a_job_of_another_one_has_ended() {
     let started = Started::new(options).await;
     until_worker_listens(&db).await;
     let new = replace(&db, json!(2)).await;
-    // Nothing is notified.
+    // No notification is sent.
     end(&db, old).await;
     assert_eq!(receiver.recv().await, Some(new.job.id));
     started.stop().await;
@@ -360,7 +360,7 @@ async fn a_job_that_was_cancelled_by_hand_and_still_runs_is_waited_for() {
         Some("Cancelled: by hand"),
         "the reason stays"
     );
-    // Once it has ended and runs again without the key, it is another matter.
+    // Once it has ended and runs again without the key, no job waits for it.
     db.run(&format!("update graphile_worker._private_jobs set locked_at = null, locked_by = null where id = {old}"))
         .await;
     assert_eq!(release(&db).await["released"], 1);
@@ -421,7 +421,7 @@ async fn sessions_that_replace_at_the_same_time_leave_one_job_that_waits() {
     assert_eq!((second.job.id, second.outcome), (first.job.id, ReplaceOutcome::Stopping));
     assert_eq!(waits_for(&db, first.job.id).await, [old]);
 
-    // Without any job, too.
+    // Also if no job exists.
     db.run("delete from graphile_worker._private_jobs").await;
     release(&db).await;
     let calls = (0..20).map(|n| {
@@ -551,9 +551,9 @@ async fn why_says_which_job_a_waiting_one_replaces() {
     let why = utils(&db).why(new).await.unwrap();
     assert_eq!(
         why.reasons[0].to_string(),
-        "The job that it replaces has ended, and no worker has noticed yet. Only workers of this release look for that, each second."
+        "The job that it replaces has ended, but no worker has noticed yet. Only workers of this release check for that, every second."
     );
     let doctor = utils(&db).doctor().await.unwrap();
     let check = doctor.checks.iter().find(|check| check.name == "replaced_jobs").expect("advice");
-    assert_eq!(check.found, "waiting for jobs that have ended: 1");
+    assert_eq!(check.found, "waiting although the replaced jobs have ended: 1");
 }

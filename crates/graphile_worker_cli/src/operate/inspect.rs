@@ -217,7 +217,7 @@ fn details_table(details: &JobDetails, now: DateTime<Utc>) -> Result<Table, Fail
     table.pair("run at", timestamp(job.run_at, now));
     if !job.replaces.is_empty() {
         let replaced: Vec<String> = job.replaces.iter().map(|id| format!("job {id}")).collect();
-        table.pair("replaces", format!("{}, and waits for its end", replaced.join(", ")));
+        table.pair("replaces", format!("{}, starts afterwards", replaced.join(", ")));
     }
     table.pair("attempts", format!("{} of {}", job.attempts, job.max_attempts));
     table.pair("priority", job.priority.to_string());

@@ -57,10 +57,10 @@ pub(crate) struct Set {
     /// Group whose limit the jobs share; set the limit of the group first
     #[arg(long, value_name = "G")]
     group: Option<String>,
-    /// After how many failures in a row no more jobs start for a while; then one at a time, until one succeeds
+    /// Number of failures in a row after which no job starts for --trip-for; then one job at a time, until one succeeds
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = arguments::whole::<u32>)]
     trip: Option<u32>,
-    /// For how long no job starts after --trip failures, such as 30s or 5m
+    /// How long no job starts after --trip failures in a row, such as 30s or 5m
     #[arg(long, value_name = "DURATION", value_parser = arguments::duration)]
     trip_for: Option<Duration>,
     #[command(flatten)]
@@ -110,7 +110,7 @@ pub(crate) struct Pause {
 /// Options of `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct Resume {
-    /// What to resume, as it was paused; also a limit that a rate-limited job has closed, or whose breaker has tripped
+    /// What to resume: the name that was paused, or a limit that a rate-limited job has closed or whose breaker has tripped
     #[arg(value_name = "TARGET")]
     target: String,
     #[command(flatten)]
@@ -281,7 +281,7 @@ fn pause_text(limit: &LimitSummary, now: DateTime<Utc>) -> String {
     format!("by {by} {since}{until}")
 }
 
-/// Whether its breaker has tripped, since when and until when, how many jobs have failed in a row, or that a job was rate limited.
+/// Whether its breaker has tripped, with the times and the failures in a row, or whether a job was rate limited.
 fn closed_text(limit: &LimitSummary, now: DateTime<Utc>) -> String {
     let failures = match limit.failures {
         0 => String::new(),

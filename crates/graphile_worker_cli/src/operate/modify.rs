@@ -71,16 +71,16 @@ pub(crate) struct Add {
     /// Flag; workers can be configured to skip jobs with it. Repeat for several flags
     #[arg(long = "flag", value_name = "FLAG")]
     flags: Vec<String>,
-    /// If the job with this key is running, stop it, and start the new one when it has ended
+    /// If the job with this key is running, stop it; the new job starts when it has ended
     #[arg(long, requires = "key", conflicts_with = "key_mode")]
     replace_running: bool,
     /// End the running job if it does not stop in time: drop the handler of a task in Rust, kill a program
     #[arg(long, requires = "replace_running")]
     force: bool,
-    /// Reason, which the stopped job shows as its last error
+    /// Reason for stopping the job, shown as its last error
     #[arg(long, value_name = "TEXT", requires = "replace_running")]
     reason: Option<String>,
-    /// Run the job when it was not added with this key again for this time, such as 5s
+    /// Run the job when this time has passed without another call with this key, such as 5s
     #[arg(
         long, value_name = "DURATION", requires = "key", value_parser = arguments::duration,
         conflicts_with_all = [
@@ -88,10 +88,10 @@ pub(crate) struct Add {
         ]
     )]
     debounce: Option<Duration>,
-    /// With --debounce: run it this long after the first call at the latest
+    /// With --debounce: run the job at the latest this long after the first call, such as 1m
     #[arg(long, value_name = "DURATION", requires = "debounce", value_parser = arguments::duration)]
     max_wait: Option<Duration>,
-    /// Run at most one job with this key in this time, such as 1m
+    /// Run at most one job with this key in each interval, such as 1m
     #[arg(
         long, value_name = "DURATION", requires = "key", value_parser = arguments::duration,
         conflicts_with_all = [
@@ -305,7 +305,7 @@ impl<'a> From<&'a Job> for JobOutput<'a> {
     }
 }
 
-/// A job that was added in the place of another, as `--json` prints it.
+/// A job that was added in place of another, as `--json` prints it.
 #[derive(Serialize)]
 struct ReplacementOutput<'a> {
     #[serde(flatten)]
@@ -369,7 +369,7 @@ pub(super) async fn add(args: Add, database: &Database) -> Result<(), Failure> {
 }
 
 impl Add {
-    /// What is wrong with these options together, besides what clap finds.
+    /// Checks combinations of options that clap cannot check.
     fn check(&self) -> Result<(), Failure> {
         let (Some(wait), Some(max)) = (self.debounce, self.max_wait) else { return Ok(()) };
         if max >= wait {

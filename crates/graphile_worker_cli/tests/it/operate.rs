@@ -875,7 +875,7 @@ async fn add_replaces_a_running_job_and_says_what_the_new_one_waits_for() {
         (&json!(3), &json!("stopping"), &json!([1]), &json!("rs-a"))
     );
     assert!(said(&database, &["list"]).contains("after job 1"));
-    assert!(said(&database, &["show", "3"]).contains("job 1, and waits for its end"));
+    assert!(said(&database, &["show", "3"]).contains("job 1, starts afterwards"));
     assert_eq!(answer(&database, &["show", "3"])["replaces"], json!([1]));
     assert_eq!(answer(&database, &["why", "3"])["reasons"][0]["reason"], "replaced_is_running");
     assert!(said(&database, &["show", "1"]).contains("Cancelled: newer"));

@@ -444,13 +444,13 @@ function described(error, depth) {
   return { message: String(message), stack, ...breakOf(error) };
 }
 
-/** What an error of `rateLimited` says beside its message. */
+/** The fields of an error of `rateLimited`, besides its message. */
 function breakOf({ rateLimitedFor, limit }) {
   if (typeof rateLimitedFor !== "number" || !(rateLimitedFor >= 0) || rateLimitedFor === Infinity) return {};
   return { rate_limited_for: rateLimitedFor, limit: typeof limit === "string" ? limit : undefined };
 }
 
-/** An error for tasks to throw: the job has not failed, and its limit, or the one that is named, is closed for that long. */
+/** An error for tasks to throw: the job has not failed. Its limit, or the named one, is closed for this many seconds. */
 function rateLimited(seconds, limit) {
   if (typeof seconds !== "number" || !(seconds >= 0) || seconds === Infinity) {
     throw new TypeError(`rateLimited: the delay must be a number of seconds and at least 0, got ${util.inspect(seconds)}`);
@@ -512,7 +512,7 @@ class Helpers {
     return new Proxy(helpers, Helpers.#lazily);
   }
 
-  /** Not among the helpers that a task can list: those are Node's. */
+  /** Not enumerable: a task that lists its helpers sees only those of Node's worker. */
   get rateLimited() {
     return rateLimited;
   }

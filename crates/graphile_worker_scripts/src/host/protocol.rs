@@ -272,10 +272,10 @@ pub(crate) struct Problem {
     /// The SQLSTATE, if the error comes from the database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) code: Option<String>,
-    /// If the task has not failed, but was rate limited: for how many seconds.
+    /// Set if the task has not failed but was rate limited: the delay in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate_limited_for: Option<f64>,
-    /// The limit to close then, if it is not that of the job's queue or task.
+    /// The limit to close, if it is not that of the job's queue or task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<String>,
 }
@@ -285,7 +285,7 @@ impl Problem {
         Problem { message: message.into(), stack: None, code: None, rate_limited_for: None, limit: None }
     }
 
-    /// What the worker does with the job. A delay that is no length of time is a failure.
+    /// The error of the job. An invalid delay is a failure.
     pub(crate) fn task_error(self) -> TaskError {
         let wait = self.rate_limited_for.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         match (wait, &self.limit) {

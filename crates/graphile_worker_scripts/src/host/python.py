@@ -440,7 +440,7 @@ class Run:
         return self._job
 
     def rate_limited(self, seconds, limit=None):
-        """An error to raise: the job runs again after that delay, without an attempt, and its limit is closed until then."""
+        """An error to raise: the job runs again after this delay without using an attempt. Until then, its limit is closed."""
         return RateLimited(seconds, limit)
 
     def _queue_id(self, given):
@@ -626,14 +626,14 @@ def describe(error):
 
 
 def break_of(error):
-    """What a `RateLimited` says beside its message."""
+    """The fields of a `RateLimited`, besides its message."""
     if not isinstance(error, RateLimited):
         return {}
     return {"rate_limited_for": error.rate_limited_for, "limit": error.limit}
 
 
 class RateLimited(Exception):
-    """The job has not failed, and its limit, or the one that is named, is closed for that long."""
+    """The job has not failed. Its limit, or the named one, is closed for this many seconds."""
 
     def __init__(self, seconds, limit=None):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < float("inf"):

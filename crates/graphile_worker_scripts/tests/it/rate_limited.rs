@@ -1,4 +1,4 @@
-//! Scripts and programs whose service asks for a break: the job has not failed, and its limit is closed.
+//! Scripts and programs that are rate limited by a service: the job has not failed, and its limit is closed.
 
 use crate::helpers::{Project, options};
 use crate::support::Db;
@@ -17,7 +17,7 @@ async fn limited() -> Db {
     db
 }
 
-/// What has become of the job, and for how many seconds each limit is closed.
+/// The state of the job, and for how many seconds each limit is closed.
 async fn outcome(db: &Db) -> Value {
     db.value(
         "select json_build_object(

@@ -1,8 +1,8 @@
 //! The slots of limited queues: how many jobs of each may run here at the same time. The worker claims more short jobs than it
-//! has slots, so that a slot need not wait for the database between two jobs. The others wait behind.
+//! has slots, so that a slot does not wait for the database between two jobs. The other jobs wait `behind`.
 //!
-//! The database counts the slots that it has granted, not the claimed jobs. So the worker lowers their number only by saying so
-//! (`kept`), and from then on uses no more.
+//! The database counts the slots that it has granted, not the claimed jobs. To lower their number, the worker reports how many it
+//! keeps (`keep`), and uses no more from then on.
 
 use super::ClaimedJob;
 use crate::fast_map::FastMap;
@@ -24,7 +24,7 @@ impl Slots {
     /// Returns the job if it may start. Otherwise it waits behind the others of its queue.
     pub(super) fn take_in(&mut self, queue: i32, waiting: ClaimedJob) -> Option<ClaimedJob> {
         let queue = self.0.entry(queue).or_default();
-        // Jobs that a lost answer has brought: the database grants one slot at least.
+        // For jobs that were claimed in a lost answer: the database grants at least one slot.
         queue.granted = queue.granted.max(1);
         if queue.taken < queue.granted {
             queue.taken += 1;
@@ -43,7 +43,7 @@ impl Slots {
         }
         let mut next = queue.behind.pop_front()?;
         queue.taken += 1;
-        // Jobs of other queues that are ready already go first, so that one with many jobs does not keep the others waiting.
+        // Jobs of other queues that are already ready go first, so that a queue with many jobs does not block the others.
         next.order.1 = next.order.1.max(Utc::now());
         Some(next)
     }
@@ -72,13 +72,13 @@ impl Slots {
         self.0.values().map(|queue| queue.behind.len()).sum()
     }
 
-    /// Takes the jobs behind out of the queues in which any of them is unwanted.
+    /// Removes all jobs that wait behind from each queue in which any of them is unwanted.
     pub(super) fn take_behind(&mut self, is_unwanted: impl Fn(&ClaimedJob) -> bool) -> Vec<ClaimedJob> {
         let unwanted = self.0.values_mut().filter(|queue| queue.behind.iter().any(&is_unwanted));
         unwanted.flat_map(|queue| std::mem::take(&mut queue.behind)).collect()
     }
 
-    /// A job that was ready is released, and with it, to keep their order, the jobs behind it. Returns those.
+    /// Frees the slot of a ready job that is released. Returns the jobs behind it, which are released, too, to keep their order.
     pub(super) fn release(&mut self, queue: i32) -> impl Iterator<Item = ClaimedJob> + use<> {
         let queue = self.0.entry(queue).or_default();
         queue.taken = queue.taken.saturating_sub(1);
@@ -131,7 +131,7 @@ mod tests {
             slots.leave(QUEUE);
         }
         assert_eq!(slots.keep(), [(QUEUE, 2)]);
-        assert!(id(slots.take_in(QUEUE, job(6))).is_none(), "the third slot was given back");
+        assert!(id(slots.take_in(QUEUE, job(6))).is_none(), "the third slot was released");
         for _ in 0..3 {
             slots.leave(QUEUE);
         }
