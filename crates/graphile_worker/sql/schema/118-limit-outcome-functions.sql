@@ -124,7 +124,8 @@ begin
           and (beside.lane_id, beside.limit_id) is not distinct from (outcomes.lane_id, outcomes.limit_id)
       )
     )
-  order by outcomes.has_succeeded;
+  -- A success in between keeps the failures before and after it from being in a row.
+  order by outcomes.claimed_at;
   perform _rs_apply_outcomes();
 end
 $$;

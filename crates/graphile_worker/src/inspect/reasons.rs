@@ -568,7 +568,11 @@ fn closed(
     let (limit, after) = (named(limit), format_duration(resumed_after));
     match tripped_seconds.map(format_duration) {
         None => {
-            write!(f, "{} starts no jobs for another {after}, because one of its jobs was rate limited.", capital(&limit))
+            write!(
+                f,
+                "{} starts no jobs for another {after}, because one of its jobs was rate limited.",
+                capital(&limit)
+            )
         }
         Some(tripped) => {
             let failed = if failures == 1 { "1 job".to_owned() } else { format!("{failures} jobs") };
