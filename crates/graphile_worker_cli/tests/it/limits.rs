@@ -183,7 +183,7 @@ async fn breakers_are_set_and_say_whether_they_have_tripped() {
     assert!(list.contains("ago, ends in 1m") && list.contains("1 queue: rate limited, ends in "), "{list}");
     let why = said(&database, &["why", "1"]);
     assert!(why.contains("The breaker of the task \"send_email\" tripped 1"), "{why}");
-    assert!(why.contains("s ago: 5 jobs failed in a row. No job starts for 1m"), "{why}");
+    assert!(why.contains("s ago: 5 jobs failed in a row. No job starts for another 1m"), "{why}");
     assert!(why.contains("To start jobs now: graphile-worker resume task:send_email"), "{why}");
     let (_, doctor, _) = ran(&database, &["doctor", "--json"]);
     assert!(doctor.contains("tripped: task:send_email"), "{doctor}");
