@@ -297,7 +297,7 @@ begin
     -- Only the session that has locked the row of a lane claims from it. What the next statements read is therefore current.
     won := array(
       select lanes.id from unnest(tried) as lane_id join _rs_lanes as lanes on lanes.id = any (array[lane_id])
-      limit 20 + greatest(wanted / 4, cardinality(ended_lanes))
+      limit 20 + greatest(wanted / 16, cardinality(ended_lanes))
       for no key update of lanes skip locked
     );
   end if;

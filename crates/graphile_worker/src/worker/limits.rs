@@ -153,7 +153,7 @@ pub(crate) struct LimitedTurn {
 
 impl Default for LimitedTurn {
     fn default() -> LimitedTurn {
-        LimitedTurn { next_claim: NextClaim::new(), has_limited_jobs: false, was_limited: false }
+        LimitedTurn { next_claim: NextClaim::under_limits(), has_limited_jobs: false, was_limited: false }
     }
 }
 

@@ -8,6 +8,12 @@ use std::time::{Duration, Instant};
 /// The first pause after a claim that other workers got in the way of. It doubles up to the poll interval.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
+/// Under limits, it starts lower, and this many pauses in a row are short: other claims lock a limit for a few milliseconds, and
+/// with many workers some of them would hardly ever find it free.
+const FIRST_LIMITED_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_SHORT_PAUSE: Duration = Duration::from_millis(8);
+const SHORT_PAUSES: u32 = 100;
+
 /// Stands for no planned claim.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -35,13 +41,34 @@ impl ClaimResult {
 pub(crate) struct NextClaim {
     at: Instant,
     pause: Duration,
+    first_pause: Duration,
+    /// How many pauses are still short.
+    short_pauses: u32,
+    /// After how many short pauses they begin to grow.
+    most_short_pauses: u32,
     backlog: bool,
 }
 
 impl NextClaim {
     /// The first claim is due at once.
     pub(crate) fn new() -> NextClaim {
-        NextClaim { at: Instant::now(), pause: FIRST_PAUSE, backlog: false }
+        NextClaim::with_pauses(FIRST_PAUSE, 0)
+    }
+
+    /// The same for claims under limits.
+    pub(crate) fn under_limits() -> NextClaim {
+        NextClaim::with_pauses(FIRST_LIMITED_PAUSE, SHORT_PAUSES)
+    }
+
+    fn with_pauses(first_pause: Duration, most_short_pauses: u32) -> NextClaim {
+        NextClaim {
+            at: Instant::now(),
+            pause: first_pause,
+            first_pause,
+            short_pauses: most_short_pauses,
+            most_short_pauses,
+            backlog: false,
+        }
     }
 
     pub(crate) fn is_due(&self, now: Instant) -> bool {
@@ -79,17 +106,25 @@ impl NextClaim {
             Duration::ZERO
         } else if result.contended {
             if result.got > 0 {
-                self.pause = FIRST_PAUSE;
+                self.reset_pause();
             }
             let pause = self.pause;
             self.pause = (pause * 2).min(poll_interval);
+            if self.short_pauses > 0 {
+                self.short_pauses -= 1;
+                self.pause = self.pause.min(LONGEST_SHORT_PAUSE);
+            }
             self.not_after(now + pause.min(poll_interval));
             return;
         } else {
             poll_interval
         };
-        self.pause = FIRST_PAUSE;
+        self.reset_pause();
         self.not_after(now + wait);
+    }
+
+    fn reset_pause(&mut self) {
+        (self.pause, self.short_pauses) = (self.first_pause, self.most_short_pauses);
     }
 
     /// A claim of the second lane has ended with this result.
@@ -126,6 +161,21 @@ mod tests {
         assert_eq!(wait_after(&mut next, ClaimResult { got: 1, limited: true, ..NOTHING }), Duration::ZERO);
         assert_eq!(wait_after(&mut next, ClaimResult { partial: true, ..NOTHING }), Duration::ZERO);
         assert!(!next.is_backlog());
+    }
+
+    #[test]
+    fn under_limits_the_pauses_of_contended_claims_stay_short_for_a_while() {
+        let mut next = NextClaim::under_limits();
+        let contended = ClaimResult { contended: true, ..NOTHING };
+        let pauses: Vec<Duration> = (0..SHORT_PAUSES).map(|_| wait_after(&mut next, contended)).collect();
+        assert_eq!(pauses[..4], [2, 4, 8, 8].map(Duration::from_millis));
+        assert!(pauses.iter().all(|pause| *pause <= LONGEST_SHORT_PAUSE));
+        for _ in 0..20 {
+            wait_after(&mut next, contended);
+        }
+        assert_eq!(wait_after(&mut next, contended), POLL);
+        wait_after(&mut next, ClaimResult { got: 1, ..contended });
+        assert!(wait_after(&mut next, contended) <= LONGEST_SHORT_PAUSE);
     }
 
     #[test]
